@@ -1,0 +1,210 @@
+"""Every key there is. A closed schema: an unknown key is an error, a wrong type is an error, nothing is coerced silently.
+
+Names are verl's where verl has the concept. ``configs/README.md`` describes each key; a test holds the two together.
+This package imports no torch, so that ``mdapo check`` answers at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Plugin(Section):
+    """A named built-in, ``pkg.mod:name`` or ``path/file.py:name``, with the keyword arguments it is called with."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
+class Run(Section):
+    name: str = "run"
+    dir: str = "runs"
+    seed: NonNegative = 0
+    total_steps: Positive = 100
+    eval_every: NonNegative = 0  # steps; 0: never in between
+    eval_before: bool = True
+    eval_after: bool = True
+    save_every: NonNegative = 0  # steps; the last checkpoint is always written
+    keep_checkpoints: Positive = 2
+    export_hf: bool = True  # write hf/ at the end
+    resume: Literal["auto", "never"] = "auto"
+    init_timeout_s: PositiveFloat = 600.0  # deadline of start-up and of each collective
+    threads: NonNegative = 0  # CPU threads of one rank; 0: cores / ranks
+
+
+class Model(Section):
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # fp32 master weights either way
+    max_context: Positive = 4096  # tokens of prompt and response together
+    tokenizer_path: str | None = None  # default: path
+    chat_template: str | None = None  # a file; default: the tokenizer's own
+    ref_path: str | None = None  # reference model of a KL term; default: path
+
+
+class Data(Section):
+    train_files: list[str]
+    val_files: list[str] = []
+    train_prompt_bsz: Positive = 8  # groups of an optimizer batch
+    gen_batch_size: Positive | None = None  # prompts of a generation round; default: train_prompt_bsz
+    max_prompt_len: Positive = 1024
+    overlong_prompts: Literal["drop", "error"] = "drop"
+    shuffle: bool = True
+    prompt_key: str = "prompt"
+    system_prompt: str | None = None  # put before rows that have none
+    val_limit: NonNegative = 0  # evaluate on the first so many prompts; 0: all
+
+
+class ValSampling(Section):
+    n: Positive = 1
+    temperature: NonNegativeFloat = 0.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+
+class Rollout(Section):
+    engine: Literal["local", "sglang"] = "local"
+    urls: list[str] = []
+    n_resp_per_prompt: Positive = 8
+    max_turns: Positive = 1  # assistant turns
+    max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
+    max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    top_k: NonNegative = 0
+    val: ValSampling = ValSampling()
+    dtype: Literal["float32", "bfloat16"] | None = None  # of the local engine; default: model.dtype
+    max_running: Positive = 64  # dialogues decoded together
+    episode_timeout_s: PositiveFloat = 600.0
+    engine_args: dict[str, Any] = {}
+
+
+class OverlongBuffer(Section):
+    enable: bool = False
+    len: Positive = 128
+    penalty_factor: NonNegativeFloat = 1.0
+
+
+class RewardCfg(Section):
+    functions: list[RewardPart] = []  # default: the environment's own
+    timeout_s: PositiveFloat = 30.0
+    workers: NonNegative = 0  # killable processes; 0: in this process (built-in rewards only)
+    max_error_rate: Fraction = 0.2  # above it, over a step, the run stops
+    overlong_buffer_cfg: OverlongBuffer = OverlongBuffer()
+
+
+class RewardPart(Plugin):
+    weight: float = 1.0
+
+
+class FilterGroups(Section):
+    enable: bool = True
+    metric: Literal["acc", "score", "seq_reward", "seq_final_reward"] = "acc"
+    max_num_gen_batches: Positive = 10
+    on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
+    tolerance: NonNegativeFloat = 1e-6  # relative: spread at or below it counts as none
+    carry_over: bool = True
+    max_staleness: NonNegative = 1  # weight versions a carried group may be behind
+
+
+class Kl(Section):
+    enable: bool = False
+    where: Literal["loss", "reward"] = "loss"
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    coef: NonNegativeFloat = 0.001
+
+
+class RolloutCorrection(Section):
+    """Truncated importance sampling between the engine's and the actor's log-probs."""
+
+    tis_cap: NonNegativeFloat = 0.0  # 0: off
+
+
+class Algorithm(Section):
+    name: Literal["dapo", "grpo", "dr_grpo", "gspo", "gmpo", "rloo", "reinforce++"] = "dapo"
+    # None: what the algorithm of that name does (mdapo/config/presets.py)
+    advantage_estimator: Literal["group_norm", "group_mean", "rloo", "reinforce++"] | None = None
+    policy_loss: Literal["token_clip", "gspo", "gmpo"] | None = None
+    loss_agg_mode: AggMode | None = None
+    clip_ratio_low: PositiveFloat | None = None
+    clip_ratio_high: PositiveFloat | None = None
+    clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None  # dual clip; None: off
+    entropy_coef: float = 0.0
+    mask_truncated: bool = False  # truncated episodes carry no loss
+    gamma: Fraction = 1.0
+    kl: Kl = Kl()
+    filter_groups: FilterGroups = FilterGroups()
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+
+
+class Actor(Section):
+    lr: NonNegativeFloat = 1e-6
+    lr_warmup_steps: NonNegative = 0
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
+    min_lr: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.1
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
+    eps: PositiveFloat = 1e-8
+    clip_grad: NonNegativeFloat = 1.0  # 0: off
+    ppo_mini_batch_size: Positive | None = None  # groups of one optimizer step; default: train_prompt_bsz
+    ppo_epochs: Positive = 1
+    use_dynamic_bsz: bool = True  # micro-batches cut by tokens; false: by ppo_micro_batch_size samples
+    ppo_max_token_len: Positive = 8192  # hard cap on tokens of a micro-batch
+    ppo_micro_batch_size: Positive = 4
+    over_cap: Literal["error", "alone"] = "error"  # one sequence longer than the cap
+    use_remove_padding: bool = True  # false: pad every row of a micro-batch to its longest (slow; a reference)
+    recompute: Literal["none", "selective", "full"] = "none"
+
+
+class Parallel(Section):
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    virtual_pipeline: Positive = 1
+    sequence: bool = False
+    data: Positive | None = None  # default: ranks / (tensor * pipeline)
+    distributed_optimizer: bool = True
+
+
+class Megatron(Section):
+    """Megatron-core's own options by their own names, checked against the installed version."""
+
+    transformer: dict[str, Any] = {}
+    optimizer: dict[str, Any] = {}
+    ddp: dict[str, Any] = {}
+
+
+class Tracking(Section):
+    tensorboard: bool = False
+    episodes_per_step: NonNegative = 8  # conversations written as text to episodes/; 0: none
+    replay: bool = False  # write every step's groups to replay/
+
+
+class Debug(Section):
+    mode: Literal["full", "rollout", "train"] = "full"
+    replay: str | None = None  # a run's replay/ folder, with mode: train
+
+
+class Config(Section):
+    run: Run = Run()
+    model: Model
+    data: Data
+    environment: Plugin = Plugin(name="single_turn")
+    reward: RewardCfg = RewardCfg()
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()
+    actor: Actor = Actor()
+    parallel: Parallel = Parallel()
+    megatron: Megatron = Megatron()
+    tracking: Tracking = Tracking()
+    debug: Debug = Debug()

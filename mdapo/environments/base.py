@@ -1,0 +1,40 @@
+"""What an environment is: the other side of one conversation.
+
+An environment is made for one episode and used once. It is deterministic under its seed, does no I/O unless it says so,
+and knows text only: token ids never reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mdapo.types import EndReason, Message, Prompt
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The answer to an assistant turn. ``end`` is None while the conversation goes on; when it is set, ``messages``
+    are kept in the transcript but the policy is not asked again."""
+
+    messages: tuple[Message, ...] = ()
+    end: EndReason | None = None
+
+
+class Environment(Protocol):
+    """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``."""
+
+    def opening(self) -> tuple[Message, ...]:
+        """All messages before the first assistant turn (system, first user message). It is called once, before any turn."""
+        ...
+
+    def observe(self, messages: Sequence[Message]) -> Observation:
+        """``messages`` ends with the assistant turn just written. What the other side says to it."""
+        ...
+
+
+class EnvironmentFactory(Protocol):
+    """``mdapo.plugins`` loads one of these from a name, ``pkg.mod:name`` or ``file.py:name``."""
+
+    def __call__(self, prompt: Prompt, *, seed: int, **args: object) -> Environment: ...

@@ -1,0 +1,175 @@
+"""The plain data that flows between the parts (design: one record a stage, frozen, no behaviour beyond views).
+
+prompt -> group (n episodes of one prompt) -> episode (one conversation) -> turn -> token.
+
+Token convention, everywhere: ``response_mask[t] == 1`` means the policy wrote token ``t``; a log-prob at ``t`` is that
+of token ``t`` given the tokens before it. The ids are the engine's own, never detokenised and tokenised again.
+Shape suffixes: ``_T`` packed tokens, ``_R`` response (loss) tokens, ``_N`` samples, ``_L`` tokens of one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Role = Literal["system", "user", "assistant", "tool"]
+# Why an episode ended. The first two are regular ends; "*_limit" are truncations; "error" is infrastructure, never scored.
+EndReason = Literal["done", "gave_up", "turn_limit", "token_limit", "context_limit", "aborted", "error"]
+TRUNCATED: frozenset[str] = frozenset({"token_limit", "context_limit", "aborted"})
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message as text (what templates render and environments read)."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data set. ``uid`` is stable over epochs; ``row`` its index in the data; ``extra`` is JSON data."""
+
+    uid: str
+    row: int
+    messages: tuple[Message, ...]
+    data_source: str = "default"
+    ground_truth: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A run of tokens appended to a conversation: one generation of the policy, or what the environment answered.
+
+    ``ids`` int32 [L]; ``mask`` bool [L], True where the policy wrote (a closing token added by us after a cut turn is
+    False); ``logps`` float32 [L], the engine's log-probs, NaN where ``mask`` is False; ``version`` is the weight version
+    that generated the turn, -1 for observations; ``finish`` is the engine's finish reason ("stop", "length", "abort").
+    """
+
+    role: Role
+    ids: np.ndarray
+    mask: np.ndarray
+    logps: np.ndarray
+    version: int = -1
+    finish: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Outcome of the reward parts of one episode.
+
+    ``value`` is the shaped total that trains; ``outcome`` the raw outcome (accuracy or success in [0, 1]) that filters
+    look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the episode is masked.
+    """
+
+    value: float
+    outcome: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    valid: bool = True
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished conversation: its prompt ids, its turns, its text, its end and its score."""
+
+    prompt: Prompt
+    index: int  # 0 .. n_resp_per_prompt - 1
+    prompt_ids: np.ndarray  # int32 [P]
+    turns: tuple[Turn, ...]
+    messages: tuple[Message, ...]  # all messages, prompt included
+    end: EndReason
+    score: Score | None = None
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int32 [L]: prompt and turns."""
+        return np.concatenate([self.prompt_ids, *(t.ids for t in self.turns)]).astype(np.int32)
+
+    @property
+    def response_mask(self) -> np.ndarray:
+        """bool [L]: True on tokens the policy wrote."""
+        return np.concatenate([np.zeros(len(self.prompt_ids), bool), *(t.mask for t in self.turns)]).astype(bool)
+
+    @property
+    def rollout_logps(self) -> np.ndarray:
+        """float32 [L]: the engine's log-probs, 0 outside the response mask."""
+        logps = np.concatenate([np.zeros(len(self.prompt_ids), np.float32), *(t.logps for t in self.turns)])
+        return np.where(self.response_mask, logps, 0.0).astype(np.float32)
+
+    @property
+    def versions(self) -> np.ndarray:
+        """int32 [L]: the weight version that wrote each token, -1 outside the response mask."""
+        parts = [np.full(len(t.ids), t.version, np.int32) for t in self.turns]
+        versions = np.concatenate([np.full(len(self.prompt_ids), -1, np.int32), *parts])
+        return np.where(self.response_mask, versions, -1).astype(np.int32)
+
+    @property
+    def num_model_tokens(self) -> int:
+        return int(sum(int(t.mask.sum()) for t in self.turns))
+
+    @property
+    def num_agent_turns(self) -> int:
+        return sum(t.role == "assistant" for t in self.turns)
+
+    @property
+    def truncated(self) -> bool:
+        return self.end in TRUNCATED
+
+
+@dataclass(frozen=True)
+class Group:
+    """The n episodes of one prompt. ``version`` is the weight version it was begun with."""
+
+    prompt: Prompt
+    episodes: tuple[Episode, ...]
+    version: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One trainable sequence with its credit. All arrays have length L; ``advantages`` is 0 outside the mask."""
+
+    uid: str  # f"{prompt.uid}/{episode index}"
+    group: int  # index of its group in the step's batch
+    ids: np.ndarray  # int32
+    response_mask: np.ndarray  # bool
+    rollout_logps: np.ndarray  # float32
+    versions: np.ndarray  # int32
+    advantages: np.ndarray  # float32
+    loss_weights: np.ndarray  # float32: per-token weight; already holds the *global* denominator (see algorithms/losses.py)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One packed forward: N sequences end to end in T tokens, R of which are scored (those whose *next* token the policy wrote).
+
+    A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank with fewer samples) has the same
+    fields with ``loss_weights_R == 0`` and still runs forward and backward. The last segment may be a dummy that pads T.
+    """
+
+    ids_T: torch.Tensor  # int64 [T]
+    positions_T: torch.Tensor  # int64 [T], restart at 0 in each segment
+    cu_seqlens: tuple[int, ...]  # host ints, N + 1 entries, from 0 to T
+    loss_index_R: torch.Tensor  # int64 [R], positions in T whose next token is scored
+    targets_R: torch.Tensor  # int64 [R]
+    segment_R: torch.Tensor  # int64 [R], which segment (0 .. N - 1) each scored token belongs to
+    advantages_R: torch.Tensor  # float32 [R]
+    loss_weights_R: torch.Tensor  # float32 [R]
+    rollout_logps_R: torch.Tensor  # float32 [R]
+    old_logps_R: torch.Tensor | None = None  # float32 [R]; None when the step is on-policy: logp.detach() stands in
+    ref_logps_R: torch.Tensor | None = None  # float32 [R]; only with a KL term
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.cu_seqlens) - 1
