@@ -1,0 +1,28 @@
+"""New weights from the actor to the engine: every Hugging Face tensor once, streamed, under a version number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mdapo.rollout.engine import Engine
+
+if TYPE_CHECKING:
+    import torch
+
+    from mdapo.megatron.actor import Actor
+
+
+def sync_weights(actor: Actor, engine: Engine | None, *, version: int, loop: asyncio.Runner | None) -> None:
+    """Collective over all ranks: each takes part in gathering the shards, rank 0 (the one with an engine) sends them on.
+
+    The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.
+    """
+    weights: Iterator[tuple[str, torch.Tensor]] = actor.export()
+    if engine is None:
+        for _ in weights:
+            pass
+        return
+    assert loop is not None
+    loop.run(engine.update_weights(weights, version))
