@@ -1,0 +1,112 @@
+"""Folders that are either complete or not there: write aside, manifest with SHA-256 last, rename.
+
+A commit is ``<root>/step_000006/`` with a ``manifest.json`` that lists every file's size and SHA-256. The file system is
+POSIX: ``rename`` of a folder is atomic, and durable once its parent has been synced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest complete commit, and what was wrong with newer ones (one line each)."""
+
+    path: Path | None
+    problems: tuple[str, ...]
+
+
+def name_of(step: int) -> str:
+    return f"step_{step:06d}"
+
+
+def open_commit(root: Path, step: int) -> Path:
+    """An empty folder to write the commit of ``step`` into; leftovers of killed runs are removed."""
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".tmp-*"):
+        shutil.rmtree(leftover)
+    folder = root / f".tmp-{name_of(step)}"
+    folder.mkdir()
+    return folder
+
+
+def close_commit(folder: Path, *, keep: int) -> Path:
+    """Make ``folder`` the commit: manifest, fsync, rename; then remove all but the newest ``keep``."""
+    files = sorted(f for f in folder.rglob("*") if f.is_file())
+    with ThreadPoolExecutor(4) as pool:
+        digests = list(pool.map(_seal, files))
+    listing = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": d} for f, d in zip(files, digests, strict=True)}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(listing, indent=1))
+    _sync(manifest)
+    for directory in {folder, *(f.parent for f in files)}:
+        _sync(directory)
+    final = folder.parent / folder.name.removeprefix(".tmp-")
+    if final.exists():  # an older, damaged commit of the same step, or the end of a run saved twice
+        shutil.rmtree(final)
+    folder.rename(final)
+    _sync(final.parent)
+    for old in _commits(final.parent)[keep:]:
+        shutil.rmtree(old)
+    return final
+
+
+def newest_commit(root: Path) -> Found:
+    """The newest commit whose files are all there and as they were written; damaged ones are named, not used."""
+    problems = []
+    for folder in _commits(root):
+        problem = verify(folder)
+        if problem is None:
+            return Found(folder, tuple(problems))
+        problems.append(f"{folder}: {problem}")
+    return Found(None, tuple(problems))
+
+
+def verify(folder: Path) -> str | None:
+    """What is wrong with a commit, or None. Nothing in it is unpickled before this says None."""
+    try:
+        listing = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        return f"no readable manifest ({error})"
+    missing = [name for name in listing if not (folder / name).is_file()]
+    if missing:
+        return f"{missing[0]} is missing"
+    with ThreadPoolExecutor(4) as pool:
+        digests = dict(zip(listing, pool.map(_digest, [folder / name for name in listing]), strict=True))
+    changed = [name for name, entry in listing.items() if digests[name] != entry["sha256"]]
+    return f"{changed[0]} is damaged (SHA-256 differs from the manifest)" if changed else None
+
+
+def _commits(root: Path) -> list[Path]:
+    """Newest first."""
+    found = [(int(m[1]), f) for f in root.glob("step_*") if (m := NAME.fullmatch(f.name)) and f.is_dir() and not f.is_symlink()]
+    return [f for _, f in sorted(found, reverse=True)]
+
+
+def _seal(path: Path) -> str:
+    _sync(path)
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""Commits: complete or not there, damage noticed, the newest good one found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdapo.trainer.commit import MANIFEST, close_commit, newest_commit, open_commit, verify
+
+
+def write(root: Path, step: int, *, keep: int = 9) -> Path:
+    folder = open_commit(root, step)
+    (folder / "model").mkdir()
+    (folder / "model" / "shard").write_bytes(bytes(range(200)) * step)
+    (folder / "state.json").write_text(f'{{"step": {step}}}')
+    return close_commit(folder, keep=keep)
+
+
+def test_newest_is_found_and_older_ones_are_pruned(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step, keep=2)
+    assert newest_commit(tmp_path).path == tmp_path / "step_000003"
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["step_000002", "step_000003"]
+
+
+def test_unfinished_commit_is_never_found_and_is_cleared(tmp_path: Path) -> None:
+    good = write(tmp_path, 1)
+    (open_commit(tmp_path, 2) / "half").write_text("x")
+    assert newest_commit(tmp_path).path == good
+    open_commit(tmp_path, 2)
+    assert not list(tmp_path.glob(".tmp-*/half"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+DAMAGE = {
+    "flipped": flip,
+    "truncated": lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    "zeroed": lambda p: p.write_bytes(bytes(p.stat().st_size)),
+    "deleted": lambda p: p.unlink(),
+    "emptied": lambda p: p.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", ["model/shard", "state.json", MANIFEST])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_any_damage_to_any_file_is_noticed_and_the_older_commit_is_used(tmp_path: Path, name: str, damage: str) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    DAMAGE[damage](newer / name)
+    found = newest_commit(tmp_path)
+    assert found.path == older
+    assert len(found.problems) == 1 and str(newer) in found.problems[0]
+
+
+def test_files_of_two_commits_swapped_is_noticed(tmp_path: Path) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    (newer / "state.json").write_bytes((older / "state.json").read_bytes())
+    assert verify(newer) is not None
+
+
+def test_links_and_odd_names_are_not_taken_for_commits(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "step_000009").symlink_to(tmp_path / "step_000001")
+    (tmp_path / "step_x").mkdir()
+    assert newest_commit(tmp_path).path == tmp_path / "step_000001"
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    assert write(tmp_path, 1) == newest_commit(tmp_path).path
