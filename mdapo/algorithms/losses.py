@@ -147,12 +147,16 @@ def make_loss_fn(cfg: Config) -> LossFn:
     """
     algorithm = cfg.algorithm
 
-    def loss_fn(logps_R: torch.Tensor, entropies_R: torch.Tensor, micro_batch: MicroBatch) -> tuple[torch.Tensor, Metrics]:
+    def loss_fn(
+        logps_R: torch.Tensor, entropies_R: torch.Tensor, micro_batch: MicroBatch
+    ) -> tuple[torch.Tensor, Metrics]:
         logps = logps_R.float()
         old_logps = logps.detach() if micro_batch.old_logps_R is None else micro_batch.old_logps_R
         active = micro_batch.loss_weights_R > 0
         weights, advantages = micro_batch.loss_weights_R, micro_batch.advantages_R
-        gap_metrics = _gap_metrics(old_logps, micro_batch.rollout_logps_R, active, cap=algorithm.rollout_correction.tis_cap)
+        gap_metrics = _gap_metrics(
+            old_logps, micro_batch.rollout_logps_R, active, cap=algorithm.rollout_correction.tis_cap
+        )
         if algorithm.rollout_correction.tis_cap > 0:
             weights = weights * tis_weights(
                 old_logps, micro_batch.rollout_logps_R, cap=algorithm.rollout_correction.tis_cap
@@ -206,7 +210,9 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
     return result
 
 
-def _segment_mean(values_R: torch.Tensor, active_R: torch.Tensor, segment_R: torch.Tensor, num_segments: int) -> torch.Tensor:
+def _segment_mean(
+    values_R: torch.Tensor, active_R: torch.Tensor, segment_R: torch.Tensor, num_segments: int
+) -> torch.Tensor:
     """Mean over the active tokens of each token's segment, [R]. A segmented reduction has a fixed order; scatter-add has none."""
     lengths = torch.bincount(segment_R, minlength=num_segments)
     count = torch.segment_reduce(active_R.to(values_R.dtype), "sum", lengths=lengths, initial=0.0)

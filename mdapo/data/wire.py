@@ -1,0 +1,222 @@
+"""Micro-batches and groups as bytes: safetensors, no pickle. For scatter, replay, carried groups and checkpoints.
+
+A share's tensors are named ``mini.micro.field``. Groups are a few long arrays (all turns of all episodes end to end) and one JSON text
+with everything else; the text travels as a byte tensor, for a safetensors header is limited in size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from mdapo.errors import UserError
+from mdapo.types import Episode, Group, Message, MicroBatch, Prompt, Score, Turn
+
+SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-1", "mdapo-groups-1"
+TENSORS = (
+    "ids_T",
+    "positions_T",
+    "loss_index_R",
+    "targets_R",
+    "segment_R",
+    "advantages_R",
+    "loss_weights_R",
+    "rollout_logps_R",
+)
+OPTIONAL_TENSORS = ("old_logps_R", "ref_logps_R")
+# What reading bytes that are not ours can raise: all of it means the same to a user.
+MALFORMED = (SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError)
+
+
+def dump_share(share: Sequence[Sequence[MicroBatch]]) -> bytes:
+    """One rank's mini-batches of micro-batches, as bytes."""
+    tensors = {"layout": _json_tensor({"format": SHARE_FORMAT, "micro_batches": [len(mini) for mini in share]})}
+    for m, mini in enumerate(share):
+        for b, batch in enumerate(mini):
+            fields = {name: getattr(batch, name) for name in (*TENSORS, *OPTIONAL_TENSORS)}
+            tensors |= {f"{m}.{b}.{name}": t.cpu().contiguous() for name, t in fields.items() if t is not None}
+            tensors[f"{m}.{b}.cu_seqlens"] = torch.tensor(batch.cu_seqlens, dtype=torch.int64)
+    return save_tensors(tensors)
+
+
+def load_share(data: bytes) -> list[list[MicroBatch]]:
+    """The share again, on the CPU. ``UserError`` when the bytes are not one."""
+    try:
+        tensors = load_tensors(data)
+        layout = _from_json(tensors["layout"].numpy(), SHARE_FORMAT)
+        return [
+            [_micro_batch(tensors, f"{m}.{b}.") for b in range(count)]
+            for m, count in enumerate(layout["micro_batches"])
+        ]
+    except MALFORMED as error:
+        raise UserError(f"not a share of micro-batches: {_reason(error)}") from error
+
+
+def dump_groups(groups: Sequence[Group]) -> bytes:
+    """Groups with all their ids, masks, log-probs, texts and scores, as bytes.
+
+    ``Prompt.extra`` and ``ground_truth`` must be JSON data, as they are when they come from a data file.
+    """
+    turns = [turn for group in groups for episode in group.episodes for turn in episode.turns]
+    prompts = [episode.prompt_ids for group in groups for episode in group.episodes]
+    header = {"format": GROUPS_FORMAT, "groups": [_group_header(group) for group in groups]}
+    return save_arrays(
+        {
+            "header": _json_tensor(header).numpy(),
+            "prompt_ids": _joined(prompts, np.int32),
+            "turn_ids": _joined([t.ids for t in turns], np.int32),
+            "turn_mask": _joined([t.mask for t in turns], np.bool_),
+            "turn_logps": _joined([t.logps for t in turns], np.float32),
+        }
+    )
+
+
+def load_groups(data: bytes, *, source: str = "groups") -> list[Group]:
+    """The groups again, equal in every bit. ``UserError`` naming ``source`` when the bytes are not groups or are cut short."""
+    try:
+        arrays = load_arrays(data)
+        header = _from_json(arrays["header"], GROUPS_FORMAT)
+        prompt_ids = _Reader(arrays["prompt_ids"])
+        turns = [_Reader(arrays[name]) for name in ("turn_ids", "turn_mask", "turn_logps")]
+        groups = [_group(entry, prompt_ids, turns) for entry in header["groups"]]
+        if any(reader.left for reader in (prompt_ids, *turns)):
+            raise ValueError("more tokens than the header speaks of")
+        return groups
+    except MALFORMED as error:
+        raise UserError(f"{source}: not recorded groups: {_reason(error)}") from error
+
+
+def save_groups_file(path: Path, groups: Sequence[Group]) -> None:
+    """Write ``path`` in one piece: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(dump_groups(groups))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load_groups_file(path: Path) -> list[Group]:
+    """Groups written by `save_groups_file`. ``UserError`` when the file is missing or is not one."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot read recorded groups: {error.strerror}") from error
+    return load_groups(data, source=str(path))
+
+
+def _micro_batch(tensors: dict[str, torch.Tensor], prefix: str) -> MicroBatch:
+    fields = {name: tensors[prefix + name] for name in TENSORS}
+    optional = {name: tensors.get(prefix + name) for name in OPTIONAL_TENSORS}
+    cu_seqlens = tuple(tensors[prefix + "cu_seqlens"].tolist())
+    if cu_seqlens[-1] != len(fields["ids_T"]):
+        raise ValueError(f"{prefix}cu_seqlens ends at {cu_seqlens[-1]}, ids_T at {len(fields['ids_T'])}")
+    return MicroBatch(**fields, **optional, cu_seqlens=cu_seqlens)
+
+
+def _group_header(group: Group) -> dict[str, Any]:
+    prompt = group.prompt
+    return {
+        "version": group.version,
+        "prompt": {
+            "uid": prompt.uid,
+            "row": prompt.row,
+            "messages": _messages_out(prompt.messages),
+            "data_source": prompt.data_source,
+            "ground_truth": prompt.ground_truth,
+            "extra": dict(prompt.extra),
+        },
+        "episodes": [_episode_header(episode) for episode in group.episodes],
+    }
+
+
+def _episode_header(episode: Episode) -> dict[str, Any]:
+    return {
+        "index": episode.index,
+        "prompt_tokens": len(episode.prompt_ids),
+        "messages": _messages_out(episode.messages),
+        "end": episode.end,
+        "score": None if episode.score is None else {**vars(episode.score), "parts": dict(episode.score.parts)},
+        "turns": [
+            {"role": t.role, "tokens": len(t.ids), "version": t.version, "finish": t.finish} for t in episode.turns
+        ],
+    }
+
+
+def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader]) -> Group:
+    prompt = Prompt(**{**entry["prompt"], "messages": _messages_in(entry["prompt"]["messages"])})
+    episodes = [
+        Episode(
+            prompt=prompt,
+            index=e["index"],
+            prompt_ids=prompt_ids.take(e["prompt_tokens"]),
+            turns=tuple(_turn(t, turns) for t in e["turns"]),
+            messages=_messages_in(e["messages"]),
+            end=e["end"],
+            score=None if e["score"] is None else Score(**e["score"]),
+        )
+        for e in entry["episodes"]
+    ]
+    return Group(prompt=prompt, episodes=tuple(episodes), version=entry["version"])
+
+
+def _turn(entry: dict[str, Any], readers: Sequence[_Reader]) -> Turn:
+    ids, mask, logps = (reader.take(entry["tokens"]) for reader in readers)
+    return Turn(role=entry["role"], ids=ids, mask=mask, logps=logps, version=entry["version"], finish=entry["finish"])
+
+
+class _Reader:
+    """Cuts one long array into consecutive pieces."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values, self._at = values, 0
+
+    def take(self, count: int) -> np.ndarray:
+        if not 0 <= count <= self.left:
+            raise ValueError(f"the header asks for {count} tokens where {self.left} are left")
+        self._at += count
+        return self._values[self._at - count : self._at]
+
+    @property
+    def left(self) -> int:
+        return len(self._values) - self._at
+
+
+def _messages_out(messages: Sequence[Message]) -> list[list[str]]:
+    return [[m.role, m.content] for m in messages]
+
+
+def _messages_in(entries: Sequence[Sequence[Any]]) -> tuple[Message, ...]:
+    return tuple(Message(role=role, content=content) for role, content in entries)
+
+
+def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
+
+
+def _json_tensor(value: object) -> torch.Tensor:
+    # Escaped to ASCII: half a character (a lone surrogate) comes back as it was.
+    return torch.frombuffer(bytearray(json.dumps(value, ensure_ascii=True), "ascii"), dtype=torch.uint8)
+
+
+def _from_json(data: np.ndarray, expected: str) -> dict[str, Any]:
+    value = json.loads(data.tobytes())
+    if value["format"] != expected:
+        raise ValueError(f"format {value['format']!r}, expected {expected!r}")
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return f"no {error.args[0]!r} in it" if isinstance(error, KeyError) and error.args else str(error)
