@@ -1,7 +1,8 @@
 """From one value an episode to one advantage an episode, and from there to its tokens. Pure numpy, fp64 inside.
 
-Discount convention (`spread`): a step is a *model token*. Observations (user turns, tool output) neither receive credit nor
-cost a discount step, so that an environment that talks a lot does not change what the policy's earlier turns are worth.
+Discount convention (`spread`): a step is a *model token*. Observations (user turns, tool output) neither receive
+credit nor cost a discount step, so that an environment that talks a lot does not change what the policy's earlier
+turns are worth.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def advantages(
     * ``group_norm``   ``(r - m) / (s + eps)``        GRPO (arXiv 2402.03300, section 4.1.2), DAPO (2503.14476, eq. 9)
     * ``group_mean``   ``r - m``                      Dr. GRPO (2503.20783)
     * ``rloo``         ``r - mean of the others``     RLOO (2402.14740); equals ``n / (n - 1) * (r - m)``
-    * ``reinforce++``  ``(r - M) / (S + eps)``        REINFORCE++ (2501.03262): ``M``, ``S`` over the *whole batch*, every
-      token counting once (``tokens_N``, the model tokens of each episode; None: every episode counts once)
+    * ``reinforce++``  ``(r - M) / (S + eps)``        REINFORCE++ (2501.03262): ``M``, ``S`` over the *whole batch*,
+      every token counting once (``tokens_N``, the model tokens of each episode; None: every episode counts once)
 
     A group (for ``reinforce++``: the batch) without spread, or with one valid episode, gets exactly 0.
     """
@@ -71,10 +72,12 @@ def advantages(
 
 
 def spread(advantage: float, mask_L: np.ndarray, *, gamma: float = 1.0) -> np.ndarray:
-    """An episode's advantage on its tokens, float32 [L]: ``advantage * gamma ** (model tokens that follow)``, 0 off the mask.
+    """An episode's advantage on its tokens, float32 [L]: ``advantage * gamma ** (model tokens that follow)``, 0 off
+    the mask.
 
     The episode's reward arrives with its last model token. Discounting counts model tokens only (see the module); with
-    mask 1, 0, 1, an advantage of 1 and gamma 0.5 the first token gets 0.5. Peers differ: some discount over masked tokens.
+    mask 1, 0, 1, an advantage of 1 and gamma 0.5 the first token gets 0.5. Peers differ: some discount over masked
+    tokens.
     """
     mask = np.asarray(mask_L, bool)
     following = mask.sum() - np.cumsum(mask)

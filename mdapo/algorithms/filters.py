@@ -1,4 +1,6 @@
-"""Which groups teach: dynamic sampling's test on the raw outcome (DAPO, arXiv 2503.14476, eq. 11, widened to any reward)."""
+"""Which groups teach: dynamic sampling's test on the raw outcome (DAPO, arXiv 2503.14476, eq. 11, widened to any
+reward).
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ def outcomes(group: Group, metric: str = "acc") -> np.ndarray:
 def keep(group_outcomes: Sequence[float] | np.ndarray, cfg: FilterGroups) -> Verdict:
     """Whether a group has spread, and why not. NaN marks an episode without a usable score; it has no say.
 
-    A group is rejected when its largest and smallest outcomes are equal up to ``cfg.tolerance`` (relative to the largest
-    magnitude), whatever the values are. With fewer than two scored episodes it is ``invalid``. With ``cfg.enable`` off
-    every group that has a scored episode is kept.
+    A group is rejected when its largest and smallest outcomes are equal up to ``cfg.tolerance`` (relative to the
+    largest magnitude), whatever the values are. With fewer than two scored episodes it is ``invalid``. With
+    ``cfg.enable`` off every group that has a scored episode is kept.
     """
     values = np.asarray(group_outcomes, np.float64)
     scored = values[np.isfinite(values)]

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 
 KlEstimator = Literal["k1", "k2", "k3"]
-# exp() of a log-ratio is taken only within these bounds: exp(20) is 4.9e8, far from the fp32 limit even when squared by a
-# product with an advantage. Values inside pass through bit for bit; outside, the value saturates and the gradient is 0.
+# exp() of a log-ratio is taken only within these bounds: exp(20) is 4.9e8, far from the fp32 limit of 3e38. Values
+# inside pass through bit for bit; outside, the value saturates and the gradient is 0.
 MAX_LOG_RATIO = 20.0
 
 
@@ -21,8 +21,8 @@ def kl_estimate(logps_R: torch.Tensor, ref_logps_R: torch.Tensor, *, estimator: 
     """KL(policy || reference) at tokens drawn from the policy, [R], in nats.
 
     With ``d = logp - ref_logp``: ``k1 = d`` (unbiased, can be negative), ``k2 = d^2 / 2`` (biased, small variance),
-    ``k3 = exp(-d) - 1 + d`` (unbiased, never negative; GRPO, arXiv 2402.03300, eq. 4). Only k3 takes an exponential: where the
-    reference is more likely than the policy by more than ``MAX_LOG_RATIO`` nats it saturates.
+    ``k3 = exp(-d) - 1 + d`` (unbiased, never negative; GRPO, arXiv 2402.03300, eq. 4). Only k3 takes an exponential:
+    where the reference is more likely than the policy by more than ``MAX_LOG_RATIO`` nats it saturates.
     """
     difference = logps_R - ref_logps_R
     if estimator == "k1":
@@ -39,7 +39,8 @@ def kl_to_go(kl_R: torch.Tensor, segment_R: torch.Tensor, *, gamma: float = 1.0)
 
     Subtracted (times the coefficient) from the advantages this is a KL penalty *in the reward*, as REINFORCE++ has it
     (arXiv 2501.03262). A discount step is a model token, as in `advantages.spread`: tokens in between that the policy
-    did not write have no place in ``_R`` and cost nothing. With gamma 0.9 and two scored tokens of KL 1 the first gets 1.9.
+    did not write have no place in ``_R`` and cost nothing. With gamma 0.9 and two scored tokens of KL 1 the first
+    gets 1.9.
     """
     returns, step = kl_R.double(), 1
     while step < len(returns):  # after k rounds each entry holds the sum over its next 2^k tokens

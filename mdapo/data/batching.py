@@ -29,10 +29,10 @@ FILLER_TOKENS = 2  # a sequence needs one token to read and one to score
 def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
     """One sample an episode, in order, with advantages and loss weights; and what was done, as numbers to log.
 
-    An episode carries loss when it was scored, has a token of the policy, and (with ``algorithm.mask_truncated``) was not cut
-    off. The others enter no statistic, no denominator, and have weight 0. The soft overlong penalty is added to the
-    value before the advantages, never to the outcome that filters look at. Weights are normalised over each mini-batch
-    of ``actor.ppo_mini_batch_size`` groups.
+    An episode carries loss when it was scored, has a token of the policy, and (with ``algorithm.mask_truncated``) was
+    not cut off. The others enter no statistic, no denominator, and have weight 0. The soft overlong penalty is added
+    to the value before the advantages, never to the outcome that filters look at. Weights are normalised over each
+    mini-batch of ``actor.ppo_mini_batch_size`` groups.
     """
     algorithm = cfg.algorithm
     assert algorithm.advantage_estimator is not None and algorithm.loss_agg_mode is not None
@@ -89,9 +89,10 @@ def plan_shares(
 ) -> list[list[list[MicroBatch]]]:
     """``[dp rank][mini-batch][micro-batch]``: equal numbers of micro-batches on all ranks in every mini-batch.
 
-    Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each micro-batch's
-    tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch never exceeds
-    ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample unless ``actor.over_cap`` is ``alone``.
+    Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each
+    micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch
+    never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample
+    unless ``actor.over_cap`` is ``alone``.
     """
     shares: list[list[list[MicroBatch]]] = [[] for _ in range(dp)]
     by_mini: dict[int, list[Sample]] = {}
@@ -135,8 +136,9 @@ def trim(sample: Sample) -> Sample:
 def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remove_padding: bool = True) -> MicroBatch:
     """One micro-batch of ``samples``; of none, a filler: a sequence of zeros whose one scored token has weight 0.
 
-    A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the longest
-    (the result is still in packed form, for one code path; padding comes after all scored tokens and is never scored).
+    A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the
+    longest (the result is still in packed form, for one code path; padding comes after all scored tokens and is never
+    scored).
     """
     rows = {
         "ids": [s.ids for s in samples],

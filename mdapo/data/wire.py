@@ -1,7 +1,8 @@
 """Micro-batches and groups as bytes: safetensors, no pickle. For scatter, replay, carried groups and checkpoints.
 
-A share's tensors are named ``mini.micro.field``. Groups are a few long arrays (all turns of all episodes end to end) and one JSON text
-with everything else; the text travels as a byte tensor, for a safetensors header is limited in size.
+A share's tensors are named ``mini.micro.field``. Groups are a few long arrays (all turns of all episodes end to end)
+and one JSON text with everything else; the text travels as a byte tensor, for a safetensors header is limited in
+size.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def dump_groups(groups: Sequence[Group]) -> bytes:
 
 
 def load_groups(data: bytes, *, source: str = "groups") -> list[Group]:
-    """The groups again, equal in every bit. ``UserError`` naming ``source`` when the bytes are not groups or are cut short."""
+    """The groups again, equal in every bit. ``UserError`` naming ``source`` when the bytes are not groups or are cut
+    short.
+    """
     try:
         arrays = load_arrays(data)
         header = _from_json(arrays["header"], GROUPS_FORMAT)

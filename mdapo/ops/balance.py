@@ -1,7 +1,7 @@
 """Cutting a ragged batch: items into balanced parts, samples into micro-batches under a hard token cap.
 
-Deterministic, planned once on one rank for all of them, so that every rank runs the same number of micro-batches. Longest
-first into the lightest part, then moves and swaps between the heaviest part and the others.
+Deterministic, planned once on one rank for all of them, so that every rank runs the same number of micro-batches.
+Longest first into the lightest part, then moves and swaps between the heaviest part and the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from mdapo.errors import UserError
 
-# Work of a sequence of L tokens, up to a factor: a linear and a quadratic part, the former that of a hidden size of 4096.
+# Work of a sequence of L tokens, up to a factor: LINEAR_COST * L + L^2, which is about right for a hidden size of 4096.
 LINEAR_COST = 24576
 REFINE_ROUNDS = 64
 
@@ -41,8 +41,8 @@ def token_cost(lengths_N: Sequence[int] | np.ndarray) -> np.ndarray:
 def partition(costs_N: Sequence[float] | np.ndarray, k: int, *, equal_size: bool = False) -> list[list[int]]:
     """Indices of ``N`` items in ``k`` parts of nearly equal cost, ascending within a part.
 
-    ``equal_size``: parts differ by at most one item, the larger ones first (nine items in four parts: 3, 2, 2, 2). No part is
-    empty when ``N >= k``.
+    ``equal_size``: parts differ by at most one item, the larger ones first (nine items in four parts: 3, 2, 2, 2).
+    No part is empty when ``N >= k``.
     """
     costs = np.asarray(costs_N, np.float64)
     room = [len(costs)] * k
@@ -72,10 +72,10 @@ def plan_micro_batches(
 ) -> Plan:
     """Samples -> data-parallel ranks -> micro-batches of at most ``cap`` tokens each, in as few as are found to do.
 
-    Every rank gets the same number of micro-batches, a multiple of ``multiple`` (virtual pipelines need one); where samples
-    run out the rest are fillers. ``padded`` counts a micro-batch as its number of rows times its longest. A sample longer
-    than the cap is a ``UserError`` that names it (``names``, default its index), or with ``over_cap="alone"`` has a micro-batch
-    to itself.
+    Every rank gets the same number of micro-batches, a multiple of ``multiple`` (virtual pipelines need one); where
+    samples run out the rest are fillers. ``padded`` counts a micro-batch as its number of rows times its longest. A
+    sample longer than the cap is a ``UserError`` that names it (``names``, default its index), or with
+    ``over_cap="alone"`` has a micro-batch to itself.
     """
     lengths = np.asarray(lengths_N, np.int64)
     alone = np.flatnonzero(lengths > cap)
@@ -83,8 +83,8 @@ def plan_micro_batches(
         label = [str(i) for i in range(len(lengths))] if names is None else names
         raise UserError(
             [
-                f"actor.ppo_max_token_len: sample {label[i]} has {lengths[i]} tokens, the cap of a micro-batch is {cap}; "
-                f"raise the cap, lower rollout.max_response_len, or set actor.over_cap: alone"
+                f"actor.ppo_max_token_len: sample {label[i]} has {lengths[i]} tokens, a micro-batch may have {cap}; "
+                f"raise it, lower rollout.max_response_len, or set actor.over_cap: alone"
                 for i in alone
             ]
         )
@@ -117,7 +117,7 @@ def _assign(bins: list[list[int]], costs: np.ndarray, dp: int) -> Plan:
 def _pack_bins(
     lengths: np.ndarray, items: np.ndarray, *, cap: int, padded: bool, dp: int, used: int, multiple: int
 ) -> list[list[int]]:
-    """Bins of at most ``cap`` tokens: the number that makes the fewest micro-batches a rank, then balanced within it."""
+    """Bins of at most ``cap`` tokens: as many as make the fewest micro-batches a rank, and balanced if they can be."""
     if len(items) == 0:
         return []
     if padded:

@@ -13,8 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Packed:
-    """``fields`` name -> [T], each of its rows' dtype; ``positions_T`` int64, 0 at each row's start; ``cu_seqlens`` S + 1
-    integers from 0 to T. The first ``num_rows`` of the S segments are rows, a further one is padding."""
+    """``fields`` name -> [T], each of its rows' dtype; ``positions_T`` int64, 0 at each row's start; ``cu_seqlens`` S
+    + 1 integers from 0 to T. The first ``num_rows`` of the S segments are rows, a further one is padding."""
 
     fields: dict[str, np.ndarray]
     positions_T: np.ndarray
@@ -25,9 +25,9 @@ class Packed:
 def pack(rows: Mapping[str, Sequence[np.ndarray]], *, multiple: int = 1, row_len: int | None = None) -> Packed:
     """Put ``N`` rows of every field end to end.
 
-    ``rows`` name -> N arrays [L_i]; the lengths agree over the fields. T is rounded up to ``multiple`` by a last segment of
-    zeros. With ``row_len`` every row is padded with zeros to that length instead (a padded batch in packed form).
-    ValueError when the fields disagree or a row is longer than ``row_len``.
+    ``rows`` name -> N arrays [L_i]; the lengths agree over the fields. T is rounded up to ``multiple`` by a last
+    segment of zeros. With ``row_len`` every row is padded with zeros to that length instead (a padded batch in packed
+    form). ValueError when the fields disagree or a row is longer than ``row_len``.
     """
     lengths = _lengths(rows)
     if row_len is not None and lengths.max(initial=0) > row_len:
