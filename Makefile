@@ -1,0 +1,18 @@
+BIN := .venv/bin
+
+.PHONY: install test lint bench
+
+install:
+	bash scripts/install.sh
+
+test: install
+	bash scripts/test.sh
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyrefly check
+
+bench: install
+	$(BIN)/python benchmarks/bench_step.py

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The plain torchrun line: one call on each machine, with the same arguments.
+#   bash scripts/train.sh configs/dialog_distributed.yaml run.name=a parallel.tensor=4
+# Environment: NNODES (1), NODE_RANK (0), MASTER_ADDR (127.0.0.1), MASTER_PORT (29500), NPROC_PER_NODE (GPUs here, else 2).
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [ $# -lt 1 ]; then
+    sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+    exit 2
+fi
+bin=${VENV:-$root/.venv}/bin
+[ -x "$bin/python" ] || bin=$(dirname "$(command -v python3)")
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+nproc=${NPROC_PER_NODE:-$([ "$gpus" -gt 0 ] && echo "$gpus" || echo 2)}
+nnodes=${NNODES:-1}
+node_rank=${NODE_RANK:-0}
+master=${MASTER_ADDR:-127.0.0.1}
+port=${MASTER_PORT:-29500}
+if [ "$nnodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then
+    echo "train: NNODES=$nnodes wants MASTER_ADDR, the address of the machine with NODE_RANK=0" >&2
+    exit 2
+fi
+exec "$bin/python" -m torch.distributed.run \
+    --nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$nproc" \
+    --master-addr "$master" --master-port "$port" \
+    -m mdapo.trainer "$@"
