@@ -63,7 +63,6 @@ flock 9 2>/dev/null || true
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 echo "install: $venv ($("$python" --version), once, a few minutes)"
-"$python" -m venv --clear --help >/dev/null 2>&1 || fail "Python's venv module is missing (Debian: apt-get install python3-venv)"
 "$python" -m venv "$venv" >"$log" 2>&1 || {
     cat "$log" >&2
     fail "the virtual environment cannot be made (Debian: apt-get install python3-venv)"
