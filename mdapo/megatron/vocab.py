@@ -1,0 +1,65 @@
+"""Log-prob and entropy over a vocabulary split among tensor-parallel ranks: the op of one shard plus the reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mdapo.ops import token_logprob
+
+
+class _VocabParallelLogProb(torch.autograd.Function):
+    """Forward: one all-reduce (max) of [R] and one (sum) of [3, R]. Backward: none (``hidden`` carries its own)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, start: int, rows: int, temperature: float,
+        group: dist.ProcessGroup,
+    ) -> tuple[Tensor, Tensor]:
+        shard, where = weight_VH[:rows], {"vocab_start": start, "temperature": temperature}
+        largest_R, sums_3R = token_logprob.forward_partials(hidden_RH, shard, targets_R, **where)
+        if group.size() > 1:
+            own_R = largest_R.clone()
+            dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
+            sums_3R[:2] *= (own_R - largest_R).exp()
+            dist.all_reduce(sums_3R, group=group)
+        lse_R = largest_R + sums_3R[0].log()
+        mean_R = sums_3R[1] / sums_3R[0]
+        ctx.save_for_backward(hidden_RH, weight_VH, targets_R, lse_R, mean_R)
+        ctx.rows, ctx.where = rows, where
+        ctx.set_materialize_grads(False)
+        return sums_3R[2] - lse_R, lse_R - mean_R
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_RH, weight_VH, targets_R, lse_R, mean_R = ctx.saved_tensors
+        nothing = (None,) * 5
+        if grads[0] is None and grads[1] is None:
+            return None, None, *nothing
+        grad_hidden, grad_shard = token_logprob.backward_partials(
+            hidden_RH, weight_VH[: ctx.rows], targets_R, lse_R=lse_R, mean_R=mean_R,
+            grad_logp_R=grads[0], grad_entropy_R=grads[1], **ctx.where,
+        )
+        if ctx.rows == weight_VH.shape[0]:
+            return grad_hidden, grad_shard, *nothing
+        grad_weight = torch.zeros_like(weight_VH)
+        grad_weight[: ctx.rows] = grad_shard
+        return grad_hidden, grad_weight, *nothing
+
+
+def logprob_and_entropy(
+    hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor, *, vocab: int, temperature: float,
+    group: dist.ProcessGroup,
+) -> tuple[Tensor, Tensor]:
+    """float32 [R] log-probs of the targets and entropies, at ``temperature``, in nats.
+
+    ``weight_VH`` is this rank's equal share of the padded output matrix; rows past ``vocab`` don't take part.
+    The gradient of ``hidden_RH`` is this rank's share: sum it over ``group``.
+    """
+    start = group.rank() * weight_VH.shape[0]
+    rows = min(weight_VH.shape[0], vocab - start)
+    assert rows > 0, "a vocabulary shard without a single token"
+    return _VocabParallelLogProb.apply(hidden_RH, weight_VH, targets_R, start, rows, temperature, group)
