@@ -121,7 +121,9 @@ def _pack_bins(
     if len(items) == 0:
         return []
     if padded:
-        return _padded_bins(lengths, items, cap=cap)
+        fewest = len(_neighbours(lengths, items, cap=cap))
+        count = _round_up(-(-(fewest + used) // dp), multiple) * dp - used
+        return _split(_levelled_neighbours(lengths, items, cap=cap, count=count), count)
     costs = token_cost(lengths)
     fitted = _best_fit(lengths, items, cap=cap)
     lower = -(-int(lengths[items].sum()) // cap)
@@ -132,7 +134,7 @@ def _pack_bins(
         if balanced is not None:
             return balanced
         if len(fitted) <= count:
-            return fitted
+            return _split(fitted, count)
         per_rank += multiple
 
 
@@ -175,8 +177,8 @@ def _best_fit(lengths: np.ndarray, items: np.ndarray, *, cap: int) -> list[list[
     return bins
 
 
-def _padded_bins(lengths: np.ndarray, items: np.ndarray, *, cap: int) -> list[list[int]]:
-    """Neighbours in length together, while rows times the longest stay within the cap."""
+def _neighbours(lengths: np.ndarray, items: np.ndarray, *, cap: int) -> list[list[int]]:
+    """Neighbours in length together, while rows times the longest stay within the cap: the fewest padded bins."""
     bins: list[list[int]] = []
     longest = 0
     for item in items[_longest_first(lengths[items])]:
@@ -185,6 +187,31 @@ def _padded_bins(lengths: np.ndarray, items: np.ndarray, *, cap: int) -> list[li
         else:
             bins.append([int(item)])
             longest = int(lengths[item])
+    return bins
+
+
+def _levelled_neighbours(lengths: np.ndarray, items: np.ndarray, *, cap: int, count: int) -> list[list[int]]:
+    """As `_neighbours`, at most ``count`` bins, under the lowest cap that gives no more."""
+    low, high = int(lengths[items].max()), cap
+    while low < high:
+        middle = (low + high) // 2
+        if len(_neighbours(lengths, items, cap=middle)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return _neighbours(lengths, items, cap=high)
+
+
+def _split(bins: list[list[int]], count: int) -> list[list[int]]:
+    """Halve the most numerous bins while there are fewer than ``count``: no rank shall wait for another's samples."""
+    bins = list(bins)
+    while len(bins) < count:
+        largest = max(range(len(bins)), key=lambda b: len(bins[b]))
+        members = bins[largest]
+        if len(members) < 2:
+            break
+        bins[largest], half = members[: len(members) // 2], members[len(members) // 2 :]
+        bins.append(half)
     return bins
 
 
