@@ -42,21 +42,25 @@ class Difference:
     template: str
 
     def __str__(self) -> str:
-        return f"{self.what}: first difference at token {self.position}: built {self.built!r}, template {self.template!r}"
+        return (
+            f"{self.what}: first difference at token {self.position}: built {self.built!r}, template {self.template!r}"
+        )
 
 
 @dataclass(frozen=True)
 class AppendOnlyReport:
-    """``append_only``: plain conversations render to the very ids that grow turn by turn. ``notes`` say what else to know."""
+    """``append_only``: plain conversations render to the very ids that grow turn by turn."""
 
     append_only: bool
     differences: tuple[Difference, ...] = ()
     notes: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
     @property
     def lines(self) -> list[str]:
-        """For the start-up report."""
         head = "chat template: append-only" if self.append_only else "chat template: NOT append-only"
         lines = [f"{head}; a turn ends at {' or '.join(map(repr, self.stop_tokens))}"]
         lines += [str(d) for d in self.differences]
@@ -105,7 +109,7 @@ class ChatFormat:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerFast, *, eos_ids: Sequence[int] = ()) -> ChatFormat:
-        """``eos_ids``: further stop tokens (a generation config's). The tokenizer's own eos is not trusted: it may be wrong."""
+        """``eos_ids``: further stop tokens (a generation config's); the tokenizer's own eos may be wrong: unused."""
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default")
@@ -124,7 +128,7 @@ class ChatFormat:
     # ---- ids ---------------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The opening messages and the header of the assistant's first turn. Raises ``UserError`` if the template refuses."""
+        """Opening messages, then the header of the first assistant turn. Raises ``UserError`` if the template refuses."""
         return self._encode(*self._render(messages, generate=True))
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]:
@@ -144,7 +148,7 @@ class ChatFormat:
         return tuple(self._encode(tail, private))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The assistant's text as the environment reads it: stop tokens at the end taken off, other control tokens shown."""
+        """The assistant's text for the environment: stop tokens at the end taken off; other control tokens show."""
         end = len(ids)
         while end and int(ids[end - 1]) in self.stop_ids:
             end -= 1
@@ -154,13 +158,15 @@ class ChatFormat:
     # ---- template and tokenizer --------------------------------------------------------------------------------------
 
     def _render(self, messages: Sequence[Message], *, generate: bool) -> tuple[str, str]:
-        """Rendered text and the private character in it that breaks control tokens spelt in messages ("" if none is)."""
+        """Rendered text, and the private character in it that breaks control tokens spelt in messages (or "")."""
         private = ""
         if any(self._control_re.search(m.content) for m in messages):
             private = next(c for c in _PRIVATE if not any(c in m.content for m in messages))
         rows = []
         for m in messages:
-            content = self._control_re.sub(lambda hit: hit[0][0] + private + hit[0][1:], m.content) if private else m.content
+            content = (
+                self._control_re.sub(lambda hit: hit[0][0] + private + hit[0][1:], m.content) if private else m.content
+            )
             role = "user" if m.role == "tool" and self.tool_as_user else m.role
             rows.append({"role": role, "content": content})
         try:
@@ -169,7 +175,9 @@ class ChatFormat:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(m.role for m in messages)
-            raise UserError(f"model.chat_template: refuses a conversation of roles {roles}: {_first_line(error)}") from error
+            raise UserError(
+                f"model.chat_template: refuses a conversation of roles {roles}: {_first_line(error)}"
+            ) from error
         return str(text), private
 
     def _encode(self, text: str, private: str) -> list[int]:
@@ -190,7 +198,7 @@ class ChatFormat:
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
     def _probe(self, eos_ids: Sequence[int]) -> None:
-        """Find the end-of-turn token in what the template writes after an assistant's text; raise if it cannot converse."""
+        """Find the end of a turn in what the template writes after an assistant's text; raise if it cannot converse."""
         problems = []
         user, say = Message("user", "Words of the user."), Message("assistant", _SAY)
         for needed in ([Message("system", "Words of the system."), user], [user, say, user]):
@@ -203,7 +211,9 @@ class ChatFormat:
         _, found, tail = text.partition(_SAY)
         end = self._control_re.search(tail) if found else None
         if end is None:
-            what = "writes no control token after an assistant's text" if found else "leaves out earlier assistant turns"
+            what = (
+                "writes no control token after an assistant's text" if found else "leaves out earlier assistant turns"
+            )
             raise UserError(f"model.chat_template: {what}; a turn's end cannot be told")
         self._end_of_turn = end[0]
         self.close_ids = tuple(self._plain(tail[: end.end()], special=True))
@@ -243,15 +253,20 @@ class ChatFormat:
         messages = [Message("system", "You help."), Message("user", "Hello.")]
         built = self.prompt_ids(messages)
         for n, text in enumerate(texts):
-            # The close follows the text inside one encoding, as the template would have it, so that only real
-            # differences show and not a merge of the last letter with the closing token's neighbour.
             asked = (Message("user", f"And then, {n}?"),)
-            built = [*built, *self._plain(text, special=False), *self.close_ids, *self.observation_ids(asked, after_stop=True)]
+            built = [
+                *built,
+                *self._plain(text, special=False),
+                *self.close_ids,
+                *self.observation_ids(asked, after_stop=True),
+            ]
             messages += [Message("assistant", text), *asked]
         whole = self._encode(*self._render(messages, generate=True))
         if built == whole:
             return None
-        at = next((i for i, (a, b) in enumerate(zip(built, whole, strict=False)) if a != b), min(len(built), len(whole)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(built, whole, strict=False)) if a != b), min(len(built), len(whole))
+        )
         return Difference(what, at, self._name(built, at), self._name(whole, at))
 
     def _name(self, ids: Sequence[int], at: int) -> str:
