@@ -1,0 +1,98 @@
+"""Conversations of each step as files to read, ``episodes/step_000006.{jsonl,txt}``, and groups to replay, when asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from mdapo.tracking.console import printable
+from mdapo.types import Episode, Group
+
+SaveGroups = Callable[[Path, Sequence[Group]], None]
+
+
+class Recorder:
+    """Writes below ``run_dir``. A step that runs again after a resume replaces its files.
+
+    ``save_groups`` writes one replay file (``mdapo.data.wire.save_groups_file``); None: no replay is kept.
+    """
+
+    def __init__(self, run_dir: Path, *, episodes_per_step: int, save_groups: SaveGroups | None = None) -> None:
+        self._run_dir, self._limit, self._save_groups = run_dir, episodes_per_step, save_groups
+
+    def record(self, step: int, groups: Sequence[Group]) -> None:
+        """The groups step ``step`` was trained on: some to read, all of them to replay."""
+        self.episodes(step, pick(groups, limit=self._limit))
+        if self._save_groups is not None:
+            self._save_groups(replay_path(self._run_dir, step), groups)
+
+    def episodes(self, step: int, episodes: Sequence[Episode], *, kind: str = "step") -> None:
+        """Write ``episodes/{kind}_{step}.jsonl`` (one object an episode) and ``.txt`` (the same for the eye)."""
+        if not episodes:
+            return
+        folder = self._run_dir / "episodes"
+        folder.mkdir(exist_ok=True)
+        records = [describe(step, episode) for episode in episodes]
+        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        _replace(folder / f"{kind}_{step:06d}.jsonl", lines)
+        _replace(folder / f"{kind}_{step:06d}.txt", "\n".join(render(record) for record in records))
+
+
+def replay_path(run_dir: Path, step: int) -> Path:
+    return run_dir / "replay" / f"step_{step:06d}.safetensors"
+
+
+def pick(groups: Sequence[Group], *, limit: int) -> list[Episode]:
+    """At most ``limit`` episodes, spread over the groups: of each group the best, then the worst, then the ones between."""
+    rounds = zip_longest(*(_best_and_worst(group) for group in groups))
+    episodes = [episode for episodes in rounds for episode in episodes if episode is not None]
+    return episodes[:limit]
+
+
+def describe(step: int, episode: Episode) -> dict[str, Any]:
+    """One episode as JSON data; ``score`` is None where it has none."""
+    score = episode.score
+    return {
+        "step": step,
+        "uid": f"{episode.prompt.uid}/{episode.index}",
+        "data_source": episode.prompt.data_source,
+        "end": episode.end,
+        "score": None
+        if score is None
+        else {"value": score.value, "outcome": score.outcome, "parts": dict(score.parts), "valid": score.valid},
+        "tokens": {"prompt": len(episode.prompt_ids), "all": len(episode.ids), "model": episode.num_model_tokens},
+        "agent_turns": episode.num_agent_turns,
+        "versions": sorted({turn.version for turn in episode.turns if turn.version >= 0}),
+        "messages": [{"role": message.role, "content": message.content} for message in episode.messages],
+    }
+
+
+def render(record: dict[str, Any]) -> str:
+    """One described episode as text: a heading, the score's parts, then who said what."""
+    score = record["score"]
+    verdict = "no score" if score is None else f"score {score['value']:.3g}  outcome {score['outcome']:.3g}"
+    head = f"=== step {record['step']}  {record['uid']}  {verdict}  end {record['end']}"
+    parts = "" if score is None else "  ".join(f"{name} {value:.3g}" for name, value in score["parts"].items())
+    size = (
+        f"{record['agent_turns']} agent turns, {record['tokens']['model']} of {record['tokens']['all']} tokens its own"
+    )
+    body = "\n".join(f"[{m['role']}]\n{m['content'].strip()}\n" for m in record["messages"])
+    return printable("\n".join(filter(None, [head, parts, size, "", body])))
+
+
+def _best_and_worst(group: Group) -> Iterator[Episode]:
+    ranked = sorted(group.episodes, key=lambda e: float("-inf") if e.score is None else e.score.value, reverse=True)
+    while ranked:
+        yield ranked.pop(0)
+        if ranked:
+            yield ranked.pop()
+
+
+def _replace(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one. A lone surrogate becomes its escape, which in JSON means the same."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+    partial.replace(path)

@@ -1,0 +1,152 @@
+"""The folder of a run: one process at a time, never overwritten, and what the run was made with (config.yaml, env.json)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mdapo.errors import UserError
+
+LOCK = ".lock"
+CONFIG = "config.yaml"
+ENVIRONMENT = "env.json"
+# A folder whose run differs in one of these holds another run: its weights or its prompt cursor would mean something else.
+IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name")
+SECRET_ENDINGS = ("api_key", "apikey", "secret", "password", "access_token", "auth_token")
+
+
+class RunFolder:
+    """An open run folder; the lock is held until ``close`` or the end of the process, however it ends."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+def open_run_folder(
+    path: Path,
+    config: Mapping[str, Any],
+    *,
+    fresh: bool = False,
+    environment: Mapping[str, Any] | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+) -> RunFolder:
+    """Make or reopen ``path`` for the run that ``config`` (resolved, nested) describes.
+
+    The same run is resumed. Another run in the folder (another seed, model, data or environment; any, when ``fresh``) is
+    moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys and versions are named too; the former
+    ``config.yaml`` and ``env.json`` stay as ``config.1.yaml``, ….
+    Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(f.name not in (LOCK, CONFIG) for f in path.iterdir()) and not (path / CONFIG).exists():
+            raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
+        lock = _lock(path)
+        former = _read(path / CONFIG)
+        config = redact(config)
+        if former is not None:
+            changed = differences(former, config)
+            other = [line for line in changed if line.split(":")[0] in IDENTITY]
+            if other or fresh:
+                path, lock = _move_aside(path, lock, other, notify)
+            elif changed:
+                notify(f"{path}: goes on with changed settings: " + "; ".join(changed))
+        _keep_and_write(path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        if environment is not None:
+            _keep_and_write(path / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be used as run folder: {error.strerror or error}") from error
+    return RunFolder(path, lock)
+
+
+def differences(former: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """``key: old -> new`` for every changed leaf."""
+    old, new = _flat(former), _flat(config)
+    keys = [*old, *(k for k in new if k not in old)]
+    return [f"{k}: {old.get(k)!r} -> {new.get(k)!r}" for k in keys if old.get(k) != new.get(k)]
+
+
+def redact(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy whose secrets (by the end of their key) read ``***``."""
+
+    def plain(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {str(k): plain(str(k), v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(key, v) for v in value]
+        return "***" if value is not None and key.lower().replace("-", "_").endswith(SECRET_ENDINGS) else value
+
+    return plain("", config)
+
+
+def _lock(path: Path) -> int:
+    """The lock file's descriptor. A POSIX record lock: it goes when its process goes, and no child inherits it."""
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        holder = os.read(descriptor, 4096).decode(errors="replace").strip() or "another process"
+        os.close(descriptor)
+        raise UserError(f"{path}: in use by {holder}; wait for it, stop it, or choose another run.name") from error
+    started = time.strftime("%Y-%m-%d %H:%M:%S")
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode(), 0)
+    return descriptor
+
+
+def _move_aside(path: Path, lock: int, other: list[str], notify: Callable[[str], None]) -> tuple[Path, int]:
+    aside = _free_name(path.parent, path.name, "")
+    path.rename(aside)
+    os.close(lock)
+    why = "; ".join(other) if other else "run.resume: never"
+    notify(f"{path}: held another run ({why}); it is kept as {aside}")
+    path.mkdir(exist_ok=True)
+    return path, _lock(path)
+
+
+def _keep_and_write(path: Path, text: str) -> None:
+    if path.exists():
+        if path.read_text(encoding="utf-8") == text:
+            return
+        path.rename(_free_name(path.parent, path.stem, path.suffix))
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _free_name(folder: Path, stem: str, suffix: str) -> Path:
+    number = 1
+    while (folder / f"{stem}.{number}{suffix}").exists():
+        number += 1
+    return folder / f"{stem}.{number}{suffix}"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as YAML; repair it or choose another run.name") from error
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return leaves
