@@ -1,0 +1,31 @@
+"""A problem with the configuration, before it is put into words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``key`` is where to look first; ``others`` are the keys whose values also took part."""
+
+    key: str
+    text: str
+    others: tuple[str, ...] = ()
+
+
+def place_of(key: str, places: Mapping[str, str]) -> str | None:
+    """Where ``key`` was set, or the nearest thing around it that was."""
+    parts = key.split(".")
+    found = (places.get(".".join(parts[:i])) for i in range(len(parts), 0, -1))
+    return next((p for p in found if p is not None), None)
+
+
+def lines(problems: Iterable[Problem], places: Mapping[str, str]) -> list[str]:
+    """One line a problem: ``key: what is wrong (file:line)``; the place of a default is left out."""
+    result = []
+    for problem in problems:
+        place = next((p for k in (problem.key, *problem.others) if (p := places.get(k)) is not None), None)
+        result.append(f"{problem.key}: {problem.text}" + (f" ({place})" if place else ""))
+    return result

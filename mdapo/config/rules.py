@@ -1,0 +1,130 @@
+"""Rules between keys that need neither the model nor the number of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mdapo.config.problems import Problem
+from mdapo.config.schema import Config
+
+_URL = re.compile(r"https?://[^\s/]+/?")
+
+
+def check_rules(config: Config) -> list[Problem]:
+    """Everything that contradicts itself."""
+    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _parallel, _debug)
+    return [problem for check in checks for problem in check(config)]
+
+
+def longest_sequence(config: Config) -> int:
+    """Tokens of the longest sample there can be."""
+    return min(config.data.max_prompt_len + config.rollout.max_response_len, config.model.max_context)
+
+
+def _run(config: Config) -> Iterator[Problem]:
+    run = config.run
+    if not re.fullmatch(r"[\w\-.+=]+", run.name) or run.name.strip(".") == "":
+        yield Problem("run.name", f"names a folder: letters, digits, - _ . + = only, not {run.name!r}")
+    if not run.dir:
+        yield Problem("run.dir", "must not be empty")
+    if not config.model.path:
+        yield Problem("model.path", "must not be empty")
+    if run.eval_every > 0 and not config.data.val_files:
+        yield Problem("run.eval_every", f"is {run.eval_every}, but data.val_files is empty", ("data.val_files",))
+
+
+def _lengths(config: Config) -> Iterator[Problem]:
+    prompt, response = config.data.max_prompt_len, config.rollout.max_response_len
+    context, cap = config.model.max_context, config.actor.ppo_max_token_len
+    length_keys = ("data.max_prompt_len", "rollout.max_response_len", "model.max_context")
+    if prompt + response > context:
+        yield Problem(
+            "model.max_context",
+            f"{context} is less than data.max_prompt_len + rollout.max_response_len = {prompt} + {response} = {prompt + response}",
+            length_keys[:2],
+        )
+    elif config.actor.use_dynamic_bsz and config.actor.over_cap == "error" and cap < prompt + response:
+        yield Problem(
+            "actor.ppo_max_token_len",
+            f"{cap} is less than the longest sample, {prompt} + {response} = {prompt + response} tokens; "
+            "raise it, or set actor.over_cap=alone",
+            (*length_keys, "actor.over_cap", "actor.use_dynamic_bsz"),
+        )
+    if config.rollout.max_turn_len is not None and config.rollout.max_turn_len > response:
+        yield Problem("rollout.max_turn_len", f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}", length_keys[1:2])
+    buffer = config.reward.overlong_buffer_cfg
+    if buffer.enable and buffer.len > response:
+        yield Problem("reward.overlong_buffer_cfg.len", f"{buffer.len} is more than rollout.max_response_len={response}", length_keys[1:2])
+
+
+def _batch(config: Config) -> Iterator[Problem]:
+    data, groups = config.data, config.data.train_prompt_bsz
+    filters = config.algorithm.filter_groups
+    asked, rounds = data.gen_batch_size or groups, filters.max_num_gen_batches
+    if not data.train_files and config.debug.mode != "train":
+        yield Problem("data.train_files", "names no file", ("debug.mode",))
+    if filters.enable and asked * rounds < groups:
+        yield Problem(
+            "data.gen_batch_size",
+            f"{rounds} rounds (algorithm.filter_groups.max_num_gen_batches) of {asked} prompts never fill data.train_prompt_bsz={groups}",
+            ("data.train_prompt_bsz", "algorithm.filter_groups.max_num_gen_batches", "algorithm.filter_groups.enable"),
+        )
+    mini = config.actor.ppo_mini_batch_size
+    if mini is not None and groups % mini:
+        yield Problem("actor.ppo_mini_batch_size", f"{mini} does not divide data.train_prompt_bsz={groups}", ("data.train_prompt_bsz",))
+
+
+def _rollout(config: Config) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.engine == "local":
+        if rollout.urls:
+            yield Problem("rollout.urls", "are for rollout.engine=sglang; the local engine runs in the trainer", ("rollout.engine",))
+        if rollout.engine_args:
+            yield Problem("rollout.engine_args", "are SGLang's options; the local engine has none", ("rollout.engine",))
+    elif rollout.dtype is not None:
+        yield Problem("rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",))
+    for i, url in enumerate(rollout.urls):
+        if not _URL.fullmatch(url):
+            yield Problem(f"rollout.urls.{i}", f"must look like http://host:port, not {url!r}", ("rollout.urls",))
+
+
+def _algorithm(config: Config) -> Iterator[Problem]:
+    algorithm, n = config.algorithm, config.rollout.n_resp_per_prompt
+    n_key = "rollout.n_resp_per_prompt"
+    if n == 1 and algorithm.advantage_estimator != "reinforce++":
+        yield Problem(n_key, f"1 leaves {algorithm.advantage_estimator} nothing to compare; set at least 2", ("algorithm.advantage_estimator", "algorithm.name"))
+    elif n == 1 and algorithm.filter_groups.enable:
+        yield Problem("algorithm.filter_groups.enable", f"true would drop every group of one ({n_key}=1); set it to false", (n_key,))
+    if algorithm.policy_loss == "token_clip" and algorithm.clip_ratio_low is not None and algorithm.clip_ratio_low >= 1.0:
+        yield Problem("algorithm.clip_ratio_low", f"{algorithm.clip_ratio_low:g} clips nothing: a ratio is never below 0; it must be below 1", ("algorithm.policy_loss",))
+
+
+def _actor(config: Config) -> Iterator[Problem]:
+    actor = config.actor
+    if actor.min_lr > actor.lr:
+        yield Problem("actor.min_lr", f"{actor.min_lr:g} is more than actor.lr={actor.lr:g}", ("actor.lr",))
+    if not all(0.0 <= beta < 1.0 for beta in actor.betas):
+        yield Problem("actor.betas", f"must be two numbers from 0 to below 1, not {list(actor.betas)}")
+    if actor.lr_decay != "constant" and actor.lr_warmup_steps >= config.run.total_steps:
+        yield Problem(
+            "actor.lr_warmup_steps",
+            f"{actor.lr_warmup_steps} leaves no step to decay: run.total_steps={config.run.total_steps}",
+            ("run.total_steps", "actor.lr_decay"),
+        )
+
+
+def _parallel(config: Config) -> Iterator[Problem]:
+    parallel = config.parallel
+    if parallel.virtual_pipeline > 1 and parallel.pipeline == 1:
+        yield Problem("parallel.virtual_pipeline", f"{parallel.virtual_pipeline} needs parallel.pipeline of at least 2", ("parallel.pipeline",))
+    if parallel.sequence and parallel.tensor == 1:
+        yield Problem("parallel.sequence", "true needs parallel.tensor of at least 2", ("parallel.tensor",))
+
+
+def _debug(config: Config) -> Iterator[Problem]:
+    debug = config.debug
+    if debug.mode == "train" and debug.replay is None:
+        yield Problem("debug.replay", "must name a run's replay/ folder when debug.mode=train", ("debug.mode",))
+    if debug.mode != "train" and debug.replay is not None:
+        yield Problem("debug.replay", f"is read only with debug.mode=train, not {debug.mode}", ("debug.mode",))
