@@ -128,7 +128,7 @@ class ChatFormat:
     # ---- ids ---------------------------------------------------------------------------------------------------------
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Opening messages, then the header of the first assistant turn. Raises ``UserError`` if the template refuses."""
+        """Opening messages, then the header of the assistant turn. Raises ``UserError`` if the template refuses."""
         return self._encode(*self._render(messages, generate=True))
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]:
