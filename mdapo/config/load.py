@@ -92,7 +92,10 @@ def _without(data: Any, spoilt: Iterable[str], path: str = "") -> Any:
 
 
 def _filled(data: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
-    return {k: _filled(data.get(k, {}), below[k]) if isinstance(below.get(k), dict) else data.get(k, below.get(k)) for k in below | data}
+    return {
+        k: _filled(data.get(k, {}), below[k]) if isinstance(below.get(k), dict) else data.get(k, below.get(k))
+        for k in below | data
+    }
 
 
 def _interpolate(tree: Tree) -> list[Problem]:
@@ -110,7 +113,9 @@ def _interpolate(tree: Tree) -> list[Problem]:
         path = ".".join(str(k) for k in keys)
         text = _at(tree.data, keys)
         if "${" in _PLAIN_REFERENCE.sub("", text):
-            problems.append(Problem(path, f"only references such as ${{data.train_prompt_bsz}} can be used, not {text!r}"))
+            problems.append(
+                Problem(path, f"only references such as ${{data.train_prompt_bsz}} can be used, not {text!r}")
+            )
             continue
         try:
             value = _at(values, keys)

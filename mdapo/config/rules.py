@@ -52,10 +52,18 @@ def _lengths(config: Config) -> Iterator[Problem]:
             (*length_keys, "actor.over_cap", "actor.use_dynamic_bsz"),
         )
     if config.rollout.max_turn_len is not None and config.rollout.max_turn_len > response:
-        yield Problem("rollout.max_turn_len", f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}", length_keys[1:2])
+        yield Problem(
+            "rollout.max_turn_len",
+            f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}",
+            length_keys[1:2],
+        )
     buffer = config.reward.overlong_buffer_cfg
     if buffer.enable and buffer.len > response:
-        yield Problem("reward.overlong_buffer_cfg.len", f"{buffer.len} is more than rollout.max_response_len={response}", length_keys[1:2])
+        yield Problem(
+            "reward.overlong_buffer_cfg.len",
+            f"{buffer.len} is more than rollout.max_response_len={response}",
+            length_keys[1:2],
+        )
 
 
 def _batch(config: Config) -> Iterator[Problem]:
@@ -72,18 +80,28 @@ def _batch(config: Config) -> Iterator[Problem]:
         )
     mini = config.actor.ppo_mini_batch_size
     if mini is not None and groups % mini:
-        yield Problem("actor.ppo_mini_batch_size", f"{mini} does not divide data.train_prompt_bsz={groups}", ("data.train_prompt_bsz",))
+        yield Problem(
+            "actor.ppo_mini_batch_size",
+            f"{mini} does not divide data.train_prompt_bsz={groups}",
+            ("data.train_prompt_bsz",),
+        )
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
     if rollout.engine == "local":
         if rollout.urls:
-            yield Problem("rollout.urls", "are for rollout.engine=sglang; the local engine runs in the trainer", ("rollout.engine",))
+            yield Problem(
+                "rollout.urls",
+                "are for rollout.engine=sglang; the local engine runs in the trainer",
+                ("rollout.engine",),
+            )
         if rollout.engine_args:
             yield Problem("rollout.engine_args", "are SGLang's options; the local engine has none", ("rollout.engine",))
     elif rollout.dtype is not None:
-        yield Problem("rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",))
+        yield Problem(
+            "rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",)
+        )
     for i, url in enumerate(rollout.urls):
         if not _URL.fullmatch(url):
             yield Problem(f"rollout.urls.{i}", f"must look like http://host:port, not {url!r}", ("rollout.urls",))
@@ -93,11 +111,27 @@ def _algorithm(config: Config) -> Iterator[Problem]:
     algorithm, n = config.algorithm, config.rollout.n_resp_per_prompt
     n_key = "rollout.n_resp_per_prompt"
     if n == 1 and algorithm.advantage_estimator != "reinforce++":
-        yield Problem(n_key, f"1 leaves {algorithm.advantage_estimator} nothing to compare; set at least 2", ("algorithm.advantage_estimator", "algorithm.name"))
+        yield Problem(
+            n_key,
+            f"1 leaves {algorithm.advantage_estimator} nothing to compare; set at least 2",
+            ("algorithm.advantage_estimator", "algorithm.name"),
+        )
     elif n == 1 and algorithm.filter_groups.enable:
-        yield Problem("algorithm.filter_groups.enable", f"true would drop every group of one ({n_key}=1); set it to false", (n_key,))
-    if algorithm.policy_loss == "token_clip" and algorithm.clip_ratio_low is not None and algorithm.clip_ratio_low >= 1.0:
-        yield Problem("algorithm.clip_ratio_low", f"{algorithm.clip_ratio_low:g} clips nothing: a ratio is never below 0; it must be below 1", ("algorithm.policy_loss",))
+        yield Problem(
+            "algorithm.filter_groups.enable",
+            f"true would drop every group of one ({n_key}=1); set it to false",
+            (n_key,),
+        )
+    if (
+        algorithm.policy_loss == "token_clip"
+        and algorithm.clip_ratio_low is not None
+        and algorithm.clip_ratio_low >= 1.0
+    ):
+        yield Problem(
+            "algorithm.clip_ratio_low",
+            f"{algorithm.clip_ratio_low:g} clips nothing: a ratio is never below 0; it must be below 1",
+            ("algorithm.policy_loss",),
+        )
 
 
 def _actor(config: Config) -> Iterator[Problem]:
@@ -117,7 +151,11 @@ def _actor(config: Config) -> Iterator[Problem]:
 def _parallel(config: Config) -> Iterator[Problem]:
     parallel = config.parallel
     if parallel.virtual_pipeline > 1 and parallel.pipeline == 1:
-        yield Problem("parallel.virtual_pipeline", f"{parallel.virtual_pipeline} needs parallel.pipeline of at least 2", ("parallel.pipeline",))
+        yield Problem(
+            "parallel.virtual_pipeline",
+            f"{parallel.virtual_pipeline} needs parallel.pipeline of at least 2",
+            ("parallel.pipeline",),
+        )
     if parallel.sequence and parallel.tensor == 1:
         yield Problem("parallel.sequence", "true needs parallel.tensor of at least 2", ("parallel.tensor",))
 

@@ -33,9 +33,13 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.MarkedYAMLError(problem="anchors and aliases are not used here; write ${section.key}", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="anchors and aliases are not used here; write ${section.key}", problem_mark=event.start_mark
+            )
         if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in (None, "!"):
-            raise yaml.MarkedYAMLError(problem=f"tags such as {event.tag} are not used here", problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"tags such as {event.tag} are not used here", problem_mark=event.start_mark
+            )
         return super().compose_node(parent, index)
 
 
@@ -166,9 +170,13 @@ class _Reader:
             name = key_node.value
             full = f"{path}.{name}" if path else str(name)
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str" or not name:
-                self.problems.append(f"{path or 'top level'}: a key must be a name, not {name!r} ({self.place(key_node)})")
+                self.problems.append(
+                    f"{path or 'top level'}: a key must be a name, not {name!r} ({self.place(key_node)})"
+                )
             elif "." in name:
-                self.problems.append(f"{full}: a key in a file has no dots; write its sections one inside the other ({self.place(key_node)})")
+                self.problems.append(
+                    f"{full}: a key in a file has no dots; write its sections one inside the other ({self.place(key_node)})"
+                )
             elif name in result:
                 self.problems.append(f"{full}: set twice, first in line {lines[name]} ({self.place(key_node)})")
             else:
@@ -209,7 +217,9 @@ def _merged(below: Any, above: Any, places: dict[str, str], *, sections: Collect
     for stale in [k for k in places if k.startswith(path + ".")]:
         del places[stale]
     if isinstance(above, dict):
-        return {k: _merged(None, v, places, sections=sections, path=f"{path}.{k}" if path else k) for k, v in above.items()}
+        return {
+            k: _merged(None, v, places, sections=sections, path=f"{path}.{k}" if path else k) for k, v in above.items()
+        }
     return above
 
 

@@ -77,7 +77,9 @@ def _say(item: Mapping[str, Any]) -> str:
     if kind == "literal_error":
         choices = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         near = close(value, choices) if isinstance(value, str) else None
-        return f"must be one of {', '.join(choices)}, not {describe(value)}" + (f"; did you mean {near}?" if near else "")
+        return f"must be one of {', '.join(choices)}, not {describe(value)}" + (
+            f"; did you mean {near}?" if near else ""
+        )
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
         return f"must be {words} {context[name]:g}, not {describe(value)}"
