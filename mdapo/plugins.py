@@ -1,0 +1,96 @@
+"""A plug-in by name: a built-in's short name, ``pkg.mod:name`` or ``path/file.py:name``; loaded and its signature checked."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mdapo.errors import UserError
+
+
+def load(name: str, *, builtin: Mapping[str, str], required: Sequence[str] = ()) -> Callable[..., Any]:
+    """The callable that ``name`` stands for. ``builtin`` maps short names to ``pkg.mod:name``.
+
+    ``required`` are parameters it must accept by keyword, unless it takes ``**kwargs``. ``UserError`` when there is no such
+    plug-in, its module cannot be imported (with file and line), it is not callable, or a parameter is missing.
+    """
+    target = builtin.get(name, name)
+    source, colon, attribute = target.rpartition(":")
+    if not colon or not source or not attribute.isidentifier():
+        near = difflib.get_close_matches(name, builtin, n=1)
+        meant = f", did you mean {near[0]}?" if near else f"; built-in are {', '.join(sorted(builtin)) or 'none'}"
+        raise UserError(f"plug-in {name!r}: neither built-in nor pkg.mod:name nor file.py:name{meant}")
+    module = _import(source, name=name)
+    found = getattr(module, attribute, None)
+    if found is None:
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        meant = f", did you mean {near[0]}?" if near else ""
+        raise UserError(f"plug-in {name!r}: {source} has no {attribute}{meant}")
+    if not callable(found):
+        raise UserError(f"plug-in {name!r}: must be a class or a function, not {type(found).__name__}")
+    _check_signature(found, name=name, required=required)
+    return found
+
+
+def _import(source: str, *, name: str) -> ModuleType:
+    """Anything may happen while another's module is imported: all of it becomes one message."""
+    if source.endswith(".py") and not Path(source).is_file():
+        raise UserError(f"plug-in {name!r}: no such file: {source}")
+    try:
+        return _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and (source + ".").startswith(error.name + "."):
+            raise UserError(f"plug-in {name!r}: no module {error.name!r} (looked in {', '.join(sys.path[:3])} …)") from error
+        raise UserError(f"plug-in {name!r}: {_where(error)}: {type(error).__name__}: {error}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own, once; files of the same name in different folders do not meet."""
+    path = path.resolve()
+    module_name = f"mdapo_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _where(error: Exception) -> str:
+    """File and line that a person can open: of a syntax error, or the innermost line outside the import machinery."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__,) and f.filename[:1] != "<"]
+    outside = [f for f in frames if not f.filename.startswith(str(Path(importlib.__file__).parent))]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "import"
+
+
+def _check_signature(found: Callable[..., Any], *, name: str, required: Sequence[str]) -> None:
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return  # some callables written in C tell nothing; the first call will
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    missing = [r for r in required if r not in named]
+    if missing:
+        raise UserError(
+            f"plug-in {name!r}: takes {signature}, but is called with {', '.join(required)}; it lacks {', '.join(missing)}"
+        )
