@@ -121,8 +121,8 @@ def load_groups_file(path: Path) -> list[Group]:
 
 
 def _micro_batch(tensors: dict[str, torch.Tensor], prefix: str) -> MicroBatch:
-    fields = {name: tensors[prefix + name] for name in TENSORS}
-    optional = {name: tensors.get(prefix + name) for name in OPTIONAL_TENSORS}
+    fields: dict[str, Any] = {name: tensors[prefix + name] for name in TENSORS}
+    optional: dict[str, Any] = {name: tensors.get(prefix + name) for name in OPTIONAL_TENSORS}
     cu_seqlens = tuple(tensors[prefix + "cu_seqlens"].tolist())
     if cu_seqlens[-1] != len(fields["ids_T"]):
         raise ValueError(f"{prefix}cu_seqlens ends at {cu_seqlens[-1]}, ids_T at {len(fields['ids_T'])}")
@@ -159,7 +159,8 @@ def _episode_header(episode: Episode) -> dict[str, Any]:
 
 
 def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader]) -> Group:
-    prompt = Prompt(**{**entry["prompt"], "messages": _messages_in(entry["prompt"]["messages"])})
+    fields: dict[str, Any] = {**entry["prompt"], "messages": _messages_in(entry["prompt"]["messages"])}
+    prompt = Prompt(**fields)
     episodes = [
         Episode(
             prompt=prompt,

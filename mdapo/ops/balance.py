@@ -51,13 +51,13 @@ def partition(costs_N: Sequence[float] | np.ndarray, k: int, *, equal_size: bool
     parts: list[list[int]] = [[] for _ in range(k)]
     # Fewer items first among equals: items without cost must not all end in one part.
     heap = [(0.0, 0, part) for part in range(k) if room[part]]
-    for item in _longest_first(costs):
+    for item in _longest_first(costs).tolist():
         load, size, part = heapq.heappop(heap)
         parts[part].append(item)
         if size + 1 < room[part]:
             heapq.heappush(heap, (load + costs[item], size + 1, part))
     _refine(parts, costs, may_move=not equal_size)
-    return [sorted(int(item) for item in part) for part in parts]
+    return [sorted(part) for part in parts]
 
 
 def plan_micro_batches(
@@ -85,11 +85,11 @@ def plan_micro_batches(
             [
                 f"actor.ppo_max_token_len: sample {label[i]} has {lengths[i]} tokens, a micro-batch may have {cap}; "
                 f"raise it, lower rollout.max_response_len, or set actor.over_cap: alone"
-                for i in alone
+                for i in alone.tolist()
             ]
         )
     rest = np.flatnonzero(lengths <= cap)
-    bins = [[int(i)] for i in alone] + _pack_bins(
+    bins = [[i] for i in alone.tolist()] + _pack_bins(
         lengths, rest, cap=cap, padded=padded, dp=dp, used=len(alone), multiple=multiple
     )
     per_rank = _round_up(-(-len(bins) // dp), multiple)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +18,20 @@ from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, S
 VOCABULARY = 11
 
 
-def config(*, algorithm: dict | None = None, actor: dict | None = None, **sections: object) -> Config:
-    keys = {
+def config(*, algorithm: dict[str, Any] | None = None, actor: dict[str, Any] | None = None, **sections: Any) -> Config:
+    keys: dict[str, Any] = {
         "advantage_estimator": "group_mean",
         "policy_loss": "token_clip",
         "loss_agg_mode": "token-mean",
         "clip_ratio_low": 0.2,
         "clip_ratio_high": 0.28,
     }
+    limits: dict[str, Any] = {"ppo_max_token_len": 64}
     return Config(
         model=Model(path="m"),
         data=Data(train_files=["d"], train_prompt_bsz=8),
-        algorithm=Algorithm(**{**keys, **(algorithm or {})}),
-        actor=Actor(**{"ppo_max_token_len": 64, **(actor or {})}),
+        algorithm=Algorithm(**(keys | (algorithm or {}))),
+        actor=Actor(**(limits | (actor or {}))),
         **sections,
     )
 
@@ -262,7 +264,7 @@ def loss_and_gradient(shares: list[list[list[MicroBatch]]], cfg: Config) -> tupl
                 loss, _ = loss_fn(logps, entropies, replace(batch, old_logps_R=old.float()))
                 loss.backward()
                 total += float(loss.detach())
-    return total, torch.cat([p.grad.flatten() for p in policy.parameters()])
+    return total, torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
 CUTS = [

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,10 +102,10 @@ def test_any_text_score_and_json_data_survive(text: str, value: float, data: obj
     assert_same_groups(groups, load_groups(dump_groups(groups)))
 
 
-def a_micro_batch(seed: int, **fields: object) -> MicroBatch:
+def a_micro_batch(seed: int, **fields: Any) -> MicroBatch:
     generator = torch.Generator().manual_seed(seed)
     r = 3 + seed
-    base: dict = {
+    base: dict[str, Any] = {
         "ids_T": torch.randint(0, 99, (8,), generator=generator),
         "positions_T": torch.arange(8),
         "cu_seqlens": (0, 3, 8),
