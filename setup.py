@@ -1,5 +1,7 @@
 """Packaging only: pure Python, needs no torch, probes no hardware and downloads nothing."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 # What mdapo imports itself; requirements.lock pins these and everything below them.
@@ -29,8 +31,8 @@ EXTRAS = {
 setup(
     name="mdapo",
     version="0.1.0",
-    description="Post-trains dialogue language models with DAPO: Megatron-core actor, multi-turn rollout, dynamic batch",
-    long_description=open("README.md", encoding="utf-8").read(),
+    description="Post-trains dialogue language models with DAPO: Megatron-core, multi-turn rollout, dynamic batch",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar with the time left on a terminal, one ``key=value`` line a step elsewhere."""
+"""What a person sees of a run: a bar with the time left on a terminal, one ``key=value`` line a step elsewhere."""
 
 from __future__ import annotations
 

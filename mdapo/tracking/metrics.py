@@ -13,8 +13,8 @@ Metrics = Mapping[str, float]
 class Timers:
     """Named wall-clock timers: ``with timers("collect"): ...``, then ``timers.pop()`` once a step.
 
-    A name used twice adds up. ``time/step`` is the sum of the outermost timers, without those in ``apart``, which happen
-    between steps.
+    A name used twice adds up. ``time/step`` is the sum of the outermost timers, without those in ``apart``, which
+    happen between steps.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ def summary(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def as_json(metrics: Metrics) -> dict[str, float | int | None]:
-    """The same numbers as strict JSON can hold them: numpy and torch scalars become Python's, NaN and infinities None."""
+    """The same numbers as strict JSON holds them: numpy and torch scalars become Python's, NaN and infinities None."""
     return {name: _plain(value) for name, value in metrics.items()}
 
 
 def _plain(value: float) -> float | int | None:
     if isinstance(value, int):
-        return int(value)
+        return value
     number = float(value)
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Conversations of each step as files to read, ``episodes/step_000006.{jsonl,txt}``, and groups to replay, when asked."""
+"""Conversations of each step as files to read, ``episodes/step_000006.{jsonl,txt}``; when asked, groups to replay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replay_path(run_dir: Path, step: int) -> Path:
 
 
 def pick(groups: Sequence[Group], *, limit: int) -> list[Episode]:
-    """At most ``limit`` episodes, spread over the groups: of each group the best, then the worst, then the ones between."""
+    """At most ``limit`` episodes, spread over the groups: of each the best, then the worst, then those between."""
     rounds = zip_longest(*(_best_and_worst(group) for group in groups))
     episodes = [episode for episodes in rounds for episode in episodes if episode is not None]
     return episodes[:limit]

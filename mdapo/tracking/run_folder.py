@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time, never overwritten, and what the run was made with (config.yaml, env.json)."""
+"""The folder of a run: one process at a time, never overwritten; what the run was made with (config.yaml, env.json)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mdapo.errors import UserError
 LOCK = ".lock"
 CONFIG = "config.yaml"
 ENVIRONMENT = "env.json"
-# A folder whose run differs in one of these holds another run: its weights or its prompt cursor would mean something else.
+# A run that differs in one of these is another run: its weights or its prompt cursor would mean something else.
 IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name")
 SECRET_ENDINGS = ("api_key", "apikey", "secret", "password", "access_token", "auth_token")
 
@@ -43,9 +43,9 @@ def open_run_folder(
 ) -> RunFolder:
     """Make or reopen ``path`` for the run that ``config`` (resolved, nested) describes.
 
-    The same run is resumed. Another run in the folder (another seed, model, data or environment; any, when ``fresh``) is
-    moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys and versions are named too; the former
-    ``config.yaml`` and ``env.json`` stay as ``config.1.yaml``, ….
+    The same run is resumed. Another run in the folder (another seed, model, data or environment; any, when ``fresh``)
+    is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a changed
+    ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
     Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
     """
     try:

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``, each step exactly once over any number of restarts; and backends that may break but never hinder."""
+"""``metrics.jsonl``, each step exactly once over any number of restarts; backends that may break but never hinder."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Backend(Protocol):
 class Tracker:
     """Writes a run's metrics. ``OSError`` from ``metrics.jsonl`` is the caller's (storage); backends raise nothing.
 
-    A commit point stores ``offset``; a resume passes it as ``resume_offset``: what was written after the commit belongs to
-    steps that will run again, and is cut off.
+    A commit point stores ``offset``; a resume passes it as ``resume_offset``: what was written after the commit belongs
+    to steps that will run again, and is cut off.
     """
 
     def __init__(
