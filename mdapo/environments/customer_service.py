@@ -1,0 +1,106 @@
+"""A scripted customer with a complaint. Reacts to what the agent said; deterministic under its seed; no I/O."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from mdapo.environments.base import Observation
+from mdapo.rewards.dialogue import Progress, follow
+from mdapo.rewards.dialogue_lexicon import ACCEPTANCES, REMEDIES
+from mdapo.rewards.dialogue_reading import Facts
+from mdapo.types import EndReason, Message, Prompt
+
+# By what the agent's last turn did. {value} is the detail asked for, {wrong} a remedy that was offered wrongly.
+REPLIES: dict[str, tuple[str, ...]] = {
+    "gives": ("Sure, it is {value}.", "Here you go: {value}.", "It is {value}.", "{value}. What happens now?"),
+    "gives_cross": (
+        "It is {value}. Not even an apology?",
+        "{value}. You could at least say sorry.",
+        "Fine: {value}. I am still angry about this.",
+    ),
+    "told_already": ("I already told you: {value}.", "As I said, it is {value}. What will you do?"),
+    "why_that": ("Why would you need that? What else do you need from me?", "I do not see how that helps you."),
+    "too_early": (
+        "How? You know nothing about my case yet. What do you need from me?",
+        "You have not even looked me up. What do you need from me?",
+    ),
+    "wrong_early": ("I did not ask for {wrong}. What do you need from me?", "Not {wrong}. Do you need anything from me?"),
+    "wrong": ("I do not want {wrong}. Your own policy says otherwise.", "Not {wrong}. That is not what you promise."),
+    "unsure": ("So is that settled, or not?", "And are you asking me if that is fine?", "Are you asking me or telling me?"),
+    "soothed": (
+        "Thanks, but what happens now? What do you need from me?",
+        "All right. What do you need from me to sort it out?",
+        "Good words. Do you need anything from me?",
+    ),
+    "what_now": ("And what will you do about it?", "So what are you going to do for me?", "What can I expect then?"),
+    "angry": (
+        "That does not help me. What do you need from me?",
+        "This is ridiculous. Nobody here even says sorry.",
+        "I expected more. Do you need anything from me?",
+    ),
+    "confused": ("Sorry, I do not follow you. Can you help me or not?", "That makes no sense to me. Please help me."),
+    "leaves": ("I give up. I will shop elsewhere.", "Forget it. I am done here.", "This leads nowhere. Goodbye."),
+}
+
+
+class CustomerService:
+    """The customer of one scenario. ``patience``: fruitless agent turns after which the customer leaves."""
+
+    def __init__(self, prompt: Prompt, *, seed: int, patience: int = 2) -> None:
+        if patience < 1:
+            raise ValueError(f"customer_service: patience must be at least 1, got {patience}")
+        self._prompt = prompt
+        self._facts = Facts.of(prompt.ground_truth)
+        self._random = random.Random(seed)
+        self._patience = patience
+        self._fruitless = 0
+        self._before = Progress()
+
+    def opening(self) -> tuple[Message, ...]:
+        return self._prompt.messages
+
+    def observe(self, messages: Sequence[Message]) -> Observation:
+        now = follow(self._facts, messages)
+        turn = now.turns[-1]
+        if now.offered_at is not None and turn.invites and not turn.offers - {self._facts.remedy}:
+            return self._say(self._random.choice(ACCEPTANCES), end="done")
+        advanced = _milestones(now) > _milestones(self._before)
+        self._before = now
+        self._fruitless += not advanced
+        if self._fruitless >= self._patience:
+            return self._line("leaves", end="gave_up")
+        return self._line(self._mood(now))
+
+    def _mood(self, now: Progress) -> str:
+        turn, remedy, detail = now.turns[-1], self._facts.remedy, self._facts.detail
+        if turn.fault or turn.off_role:
+            return "confused"
+        if detail in turn.asks:
+            if now.given:
+                return "told_already"
+            return "gives" if now.apology else "gives_cross"
+        if turn.offers - {remedy}:
+            return "wrong" if now.given else "wrong_early"
+        if now.offered_at is not None:
+            return "unsure"
+        if remedy in turn.offers:
+            return "too_early"
+        if turn.asks:
+            return "why_that"
+        if now.given:
+            return "what_now"
+        return "soothed" if turn.apology else "angry"
+
+    def _line(self, mood: str, *, end: EndReason | None = None) -> Observation:
+        wrong = sorted(self._before.turns[-1].offers - {self._facts.remedy})
+        text = self._random.choice(REPLIES[mood])
+        return self._say(text.format(value=self._facts.value, wrong=REMEDIES[wrong[0]].names[0] if wrong else ""), end=end)
+
+    def _say(self, text: str, *, end: EndReason | None = None) -> Observation:
+        return Observation((Message("user", text),), end)
+
+
+def _milestones(progress: Progress) -> int:
+    reached = (progress.apologised_at, progress.asked_at, progress.offered_at)
+    return sum(at is not None for at in reached)

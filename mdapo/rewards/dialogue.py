@@ -1,0 +1,104 @@
+"""The customer-service grader: sub-goals of a complaint, in order, and no credit for pretending.
+
+A pure function of a scenario's facts and the messages. Sub-goals: apologise for the problem; ask for the missing detail
+and get it; then offer the remedy that this policy allows, and no other; get the customer's agreement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_turn
+from mdapo.types import EndReason, Message, Prompt, Score
+
+# Shaped value; what is left to 1.0 comes with success alone.
+WEIGHTS: Mapping[str, float] = {"apology": 0.2, "detail": 0.25, "remedy": 0.3, "confirmation": 0.1}
+WRONG_REMEDY = 0.3  # share of a right offer's credit that is left when a wrong one was made too
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A conversation up to its last message. Turn numbers count agent turns from 0; None: not done."""
+
+    turns: tuple[Reading, ...] = ()
+    apology: float = 0.0
+    apologised_at: int | None = None
+    asked_at: int | None = None
+    given: bool = False  # the customer told the detail
+    offered_at: int | None = None  # the right remedy alone, after the detail
+    early: bool = False  # some remedy promised before the detail, without asking for it
+    wrong: bool = False
+    confirmed: bool = False
+
+    @property
+    def fault(self) -> str:
+        """The first cheat, or nothing."""
+        return next((turn.fault for turn in self.turns if turn.fault), "")
+
+    @property
+    def success(self) -> bool:
+        in_order = self.apologised_at is not None and self.offered_at is not None and self.apologised_at <= self.offered_at
+        return in_order and self.given and self.confirmed and not (self.wrong or self.early or self.fault)
+
+
+def follow(facts: Facts, messages: Sequence[Message]) -> Progress:
+    """Read a conversation from its start; ``messages`` may end anywhere."""
+    heard: list[str] = []
+    said: list[str] = []
+    turns: list[Reading] = []
+    done: dict[str, Any] = {}
+    for message in messages:
+        if message.role != "assistant":
+            heard.append(message.content)
+            if done.get("asked_at") is not None and plain(facts.value) in plain(message.content):
+                done["given"] = True
+            if done.get("offered_at") is not None and turns[-1].invites and accepts(message.content):
+                done["confirmed"] = True
+            continue
+        turn = read_turn(message.content, facts, heard=heard, said=said)
+        _credit(turn, facts, done, at=len(turns))
+        turns.append(turn)
+        said.append(message.content)
+    return Progress(turns=tuple(turns), **done)
+
+
+def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> None:
+    if turn.apology > done.get("apology", 0.0):
+        done["apology"] = turn.apology
+        done.setdefault("apologised_at", at)
+    given = done.get("given", False)
+    if facts.detail in turn.asks and not given:
+        done.setdefault("asked_at", at)
+    if turn.offers - {facts.remedy}:
+        done["wrong"] = True
+    elif facts.remedy in turn.offers:
+        if given:
+            done.setdefault("offered_at", at)
+        elif facts.detail not in turn.asks:
+            done["early"] = True
+
+
+def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason) -> Score:
+    """Shaped value in [0, 1] (1.0 exactly on success), raw outcome 0 or 1, and the parts.
+
+    A cheat (empty, echo, repetition, listing, parroting, impersonation, gibberish, invention) makes both 0. Raises
+    ValueError where ``prompt.ground_truth`` is not a scenario's facts. ``end`` is not looked at: the messages show it.
+    """
+    progress = follow(Facts.of(prompt.ground_truth), messages)
+    cheated = bool(progress.fault) or not progress.turns
+    parts = {
+        "apology": progress.apology,
+        "detail": float(progress.given),
+        "remedy": float(progress.offered_at is not None) * (WRONG_REMEDY if progress.wrong else 1.0),
+        "confirmation": float(progress.confirmed),
+    }
+    shaped = sum(WEIGHTS[name] * part for name, part in parts.items())
+    value = 0.0 if cheated else 1.0 if progress.success else shaped
+    flags = {"success": progress.success, "wrong_remedy": progress.wrong, "early_remedy": progress.early, "cheat": cheated}
+    return Score(
+        value=value,
+        outcome=float(progress.success and not cheated),
+        parts={**parts, **{name: float(flag) for name, flag in flags.items()}},
+    )

@@ -1,0 +1,253 @@
+"""What customer-service talk looks like: the remedies and details there are, and the phrasings that carry them.
+
+Data only. A remedy's ``strong`` forms name it and no other; its ``weak`` forms are read as that remedy only where it is
+the right one ("we'll send a new one" suits a replacement and a second parcel), so that nobody is accused by a vague word.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """``names`` are how policies and customers call it ("a full refund")."""
+
+    names: tuple[str, ...]
+    strong: re.Pattern[str]
+    weak: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A fact the agent needs. ``names`` follow "the" or "your"; ``forms`` are ways to speak of it."""
+
+    names: tuple[str, ...]
+    forms: re.Pattern[str]
+
+
+def _any(*alternatives: str) -> re.Pattern[str]:
+    return re.compile("|".join(rf"(?:{alternative})" for alternative in alternatives))
+
+
+_REFUND = _any(
+    r"\b(?:refund(?!able)\w*|reimburs\w+)\b",
+    r"\bmoney back\b",
+    r"\b(?:return|give|send|pay) (?:you )?(?:back )?(?:all |all of )?your money\b",
+    r"\bpay (?:you|it) back\b",
+)
+REMEDIES: dict[str, Remedy] = {
+    "refund": Remedy(("a full refund", "a refund", "your money back", "a complete refund"), _REFUND),
+    "replacement": Remedy(
+        ("a replacement", "a free replacement", "a new one", "an exchange"),
+        _any(r"\breplac(?:e|es|ed|ing|ement|ements)\b", r"\bexchang(?:e|ed|ing)\b", r"\bswap(?:ped|ping)?\b"),
+        _any(
+            r"\b(?:brand[- ])?new (?:one|item|product|unit|copy|pair|set|parcel|package)\b",
+            r"\banother (?:one|unit|parcel)\b",
+            r"\b(?:send|ship) (?:you )?(?:a|another|the) (?:new|right|correct)\b",
+            r"\b(?:re-?send|re-?ship)\w*\b",
+        ),
+    ),
+    "repair": Remedy(
+        ("a free repair", "a repair", "a repair at no cost", "a repair in our workshop"),
+        _any(r"\brepair(?!er)\w*\b", r"\bmend(?:ed|ing)?\b"),
+        _any(r"\b(?:fix(?:ed|ing)?) (?:it|your|the|them)\b(?! (?:problem|issue|mistake|error|situation))"),
+    ),
+    "voucher": Remedy(
+        ("a voucher", "a gift voucher", "store credit", "a gift card"),
+        _any(r"\bvouchers?\b", r"\bgift (?:card|certificate)s?\b", r"\b(?:store|shop) credits?\b"),
+        _any(r"\bcoupons?\b", r"\bcredit (?:to|on|in|for) your (?:account|next)\b"),
+    ),
+    "discount": Remedy(
+        ("a discount", "a price discount", "a 20% discount", "money off the price"),
+        _any(r"\bdiscount(?!inu)\w*\b", r"\b(?:\d+ ?%|percent|money) off\b", r"\bprice reduction\b"),
+        _any(r"\b(?:reduce|lower|cut) (?:the|your) price\b", r"\breduced price\b", r"\blower price\b"),
+    ),
+    "express": Remedy(
+        ("express delivery", "free express delivery", "express shipping", "priority shipping"),
+        _any(
+            r"\b(?:express|priority|overnight|expedited)(?: \w+)? (?:deliver\w*|ship\w*|post|mail|courier|parcel|service)\b",
+            r"\b(?:by|via|with|through) (?:express|priority|overnight)\b",
+            r"\bexpedite\b",
+        ),
+        _any(r"\b(?:next|same)[- ]day\b", r"\bexpress\b"),
+    ),
+    "free_return": Remedy(
+        ("a free return label", "a free return", "a prepaid return label", "a free pickup"),
+        _any(
+            r"\breturn labels?\b",
+            r"\b(?:free|prepaid|paid) (?:return|pick-?up|collection|shipping label|label)s?\b",
+            r"\bpick (?:it|them|the \w+|your \w+) up\b",
+        ),
+        _any(r"\bpick-?up\b", r"\breturn (?:it|them) (?:for free|free of charge|at no cost)\b", r"\bcollect(?:ion)?\b"),
+    ),
+    "technician": Remedy(
+        ("a visit from a technician", "a technician visit", "a home visit by a technician", "an engineer visit"),
+        _any(r"\btechnicians?\b", r"\bengineers?\b", r"\bhome visits?\b"),
+        _any(r"\bvisit\b", r"\bexpert to your\b"),
+    ),
+    "spare_part": Remedy(
+        ("the missing part by post", "a free spare part", "the spare part", "the missing part for free"),
+        _any(r"\bspare (?:part|piece)s?\b", r"\bmissing (?:part|piece)s? (?:by|for free|free|right away|today|now|to you)\b"),
+        _any(r"\bmissing (?:part|piece)s?\b", r"\bnew (?:part|piece)s?\b", r"\bthe parts?\b"),
+    ),
+    "cancellation": Remedy(
+        ("a free cancellation", "cancellation without a fee", "a cancellation at no cost"),
+        _any(r"\bcancel(?:l?ing|l?ed|lation|lations)?\b"),
+    ),
+    "warranty": Remedy(
+        ("a longer warranty", "an extended warranty", "one more year of warranty"),
+        _any(
+            r"\b(?:extend|extending|lengthen|prolong)(?:ed)? (?:\w+ )?(?:warranty|guarantee)\b",
+            r"\bwarranty extension\b",
+            r"\b(?:longer|additional|extra|another)(?: \w+){0,2} (?:warranty|guarantee)\b",
+            r"\b(?:extra|more|another|additional|one) (?:more )?year\b",
+        ),
+        _any(r"\bwarranty\b"),
+    ),
+}
+
+_NUMBER = r"(?:numbers?|no\.?|nr|id|ids|code|reference|ref|#)"
+DETAILS: dict[str, Detail] = {
+    "order_number": Detail(
+        ("order number", "order number", "order ID"),
+        _any(rf"\border(?:'s)? {_NUMBER}", r"\border reference\b", r"\bnumber of (?:your|the) order\b"),
+    ),
+    "serial_number": Detail(("serial number", "serial number of the device"), _any(rf"\bserial {_NUMBER}")),
+    "tracking_number": Detail(
+        ("tracking number", "tracking code"),
+        _any(rf"\b(?:tracking|parcel|shipment|package) {_NUMBER}", r"\btracking (?:info|information|details)\b"),
+    ),
+    "invoice_number": Detail(
+        ("invoice number", "receipt number"), _any(rf"\b(?:invoice|receipt|bill) {_NUMBER}", r"\byour receipt\b")
+    ),
+    "account_number": Detail(
+        ("account number", "customer number"), _any(rf"\b(?:account|customer|member|membership|client) {_NUMBER}")
+    ),
+    "email": Detail(("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|the|an|which|what) e-?mail\b")),
+    "phone": Detail(
+        ("phone number", "telephone number"),
+        _any(r"\b(?:tele)?phone number\b", r"\b(?:mobile|contact|cell|cellphone) number\b", r"\bnumber to (?:call|reach)\b"),
+    ),
+    "address": Detail(
+        ("delivery address", "home address", "shipping address"),
+        _any(
+            r"(?<!mail )(?<!-mail )\baddress\b",
+            r"\bwhere (?:do|did|should|can|are|is) (?:you|we|i|it) (?:live|living|ship|send|deliver)",
+        ),
+    ),
+    "postcode": Detail(("postcode", "postal code", "ZIP code"), _any(r"\bpost ?code\b", r"\bzip\b", r"\bpostal code\b")),
+    "purchase_date": Detail(
+        ("date of purchase", "purchase date"),
+        _any(
+            r"\bdate of (?:the |your )?(?:purchase|order)\b",
+            r"\b(?:purchase|order) date\b",
+            r"\bdate (?:when |that |on which )?you (?:bought|purchased|ordered)\b",
+            r"\b(?:when|what (?:day|date)|which (?:day|date)) (?:did )?you (?:buy|bought|purchase|order)\w*\b",
+            r"\bday (?:when |that )?you (?:bought|purchased|ordered)\b",
+        ),
+    ),
+    "photo": Detail(("photo of the damage", "photo", "picture"), _any(r"\bphoto\w*\b", r"\bpictures?\b", r"\bimages?\b")),
+    "size": Detail(
+        ("right size", "size you need"),
+        _any(
+            r"\b(?:which|what|right|correct|preferred|exact|your|the) sizes?\b",
+            r"\bsize (?:do )?you (?:need|want|wear|order|would)\w*\b",
+        ),
+    ),
+}
+
+APOLOGY = _any(
+    r"\b(?:i|we)(?:'m| am|'re| are)? (?:\w+ ){0,2}sorry\b",
+    r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you)\b",
+    r"\b(?:i|we) (?:\w+ ){0,2}apologi[sz]e\b",
+    r"\b(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
+    r"\bapologies (?:for|about|that)\b",
+    r"\b(?:accept|offer|extend) (?:you )?(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
+    r"\bplease forgive (?:me|us)\b",
+    r"\b(?:i|we) (?:\w+ )?regret (?:that|the|this|to hear|your|what|how)\b",
+)
+# What the apology is for, when it names neither the product nor the problem.
+ACKNOWLEDGED = _any(
+    r"\b(?:hear|read|learn|know|see) (?:that|about|of|this|your|you)\b",
+    r"\b(?:about|for|with) (?:that|this|the|your|our|any|all|what|such)\b",
+    r"\bsorry (?:that|you|your|the|this|it|to)\b",
+    r"\b(?:inconvenience|trouble|frustrat\w+|problem|issue|mistake|error|delay|experience|mix-?up|upset|disappoint\w+)\b",
+)
+
+REQUEST = _any(
+    r"\b(?:can|could|would|will|may|might) (?:you|i|we)\b",
+    r"\bplease\b",
+    r"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also)* (?:need|require|like|want)\b",
+    r"(?:^|\b(?:just|first|and|now|then|so) )(?:tell|give|send|share|provide|email|message|show)(?: \w+){0,3} (?:me|us|your|the|a)\b",
+    r"\blet (?:me|us) (?:know|have)\b",
+    r"\b(?:what|which|when|where)(?:'s| is| was| are)\b",
+    r"\b(?:what|which|when|where)\b.*\b(?:do|did) you\b",
+    r"\bdo you (?:\w+ )?(?:have|know|remember)\b",
+    r"\bhave you got\b",
+    r"\bplease (?:provide|share|send|give|tell)\b",
+)
+
+# A sentence that names a remedy offers it when one of these carries it.
+OFFER = _any(
+    r"\b(?:i|we|they|our team|our \w+|the team)(?:'ll| will| can| could| would|'d| shall| may| am| are|'m|'re| have|'ve)\b",
+    r"\b(?:i|we) (?:\w+ )?(?:offer|give|send|provide|arrange|issue|process|suggest|propose|replace|refund|repair|cancel|exchange)\b",
+    r"\byou(?:'ll| will| can| may| could| are| qualify|'re| get| receive)\b",
+    r"\bwould you (?:\w+ )?(?:like|prefer|want|accept|be)\b",
+    r"\b(?:do|did) you (?:want|accept|prefer|agree)\b",
+    r"\b(?:how|what) about\b",
+    r"\b(?:shall|can|may|could|should) (?:i|we)\b",
+    r"\blet (?:me|us) (?!know)\w+\b",
+    r"\b(?:happy|glad|pleased|going|able) to\b",
+    r"\bhere(?:'s| is)\b",
+    r"\b(?:will be|is being|has been|can be|are being|is on|is now|is ready|was) ?(?:\w+)?\b",
+    r"\bis (?:a|the|your|an|yours|available|possible)\b.*\b(?:ok|okay|alright|fine|good)\b",
+)
+# Said of what the customer wants or what policies say in general: naming a remedy so is not offering it.
+REPORTED = _any(
+    r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned|deserve to know)\b",
+    r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
+    r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
+    r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
+)
+NEGATION = _any(
+    r"\b(?:not|never|no|cannot|unable|neither|nor|without|impossible|instead of|rather than|except|refuse)\b",
+    r"n't\b",
+)
+
+INVITATION = _any(
+    r"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?(?:ok|okay|alright|all right|fine|good|acceptable|suit\w*|work\w*|help\w*|agreeable|happy|satisf\w+)\b",
+    r"\b(?:does|do|would|will|might|could) (?:that|this|it|these)(?: \w+)? (?:work|sound|suit|help|seem|solve|be)\b",
+    r"\bhow (?:does|would|is) (?:that|this|it)\b",
+    r"\b(?:sounds?|works?|okay|ok|alright|fine|good) (?:good |ok |okay )?(?:to|for|with|by) you\b",
+    r"\bwould you (?:\w+ )?(?:like|prefer|accept|want|be (?:happy|ok|okay|willing|interested|satisfied|fine))\b",
+    r"\bdo you (?:want|accept|agree|prefer|approve)\b",
+    r"\b(?:shall|should|may|can|could) (?:i|we) (?:\w+ )?(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get)\b",
+    r"\bplease (?:\w+ )?(?:confirm|accept|agree|approve)\b",
+    r"\b(?:could|can|would|will) you (?:\w+ )?(?:confirm|accept|agree|approve)\b",
+    r"\blet (?:me|us) know (?:if|whether|that) (?:that|this|it|you(?:'d| would|'re| are)? (?:like|agree|accept|happy|ok|okay|fine))\b",
+    r"\bif (?:that|this|it)(?:'s| is| works| suits| sounds)\b",
+    r"\bif you (?:agree|accept|like|are happy|are ok|are okay)\b",
+    r"\b(?:ok|okay|alright|all right|agreed|deal|right) ?\?",
+)
+
+# The simulated customer says one of these to accept; the grader knows a confirmation by them.
+ACCEPTANCES: tuple[str, ...] = (
+    "Yes, that works for me. Thank you.",
+    "Yes, please do that. Thanks.",
+    "Okay, I accept that. Thank you.",
+    "That sounds fair. Yes, go ahead.",
+    "Fine, I agree. Thanks for sorting it out.",
+    "Yes, that is what I wanted. Thank you.",
+    "All right, yes. That settles it.",
+)
+
+# Words that hold sentences together; text without them is a list of keywords.
+FUNCTION_WORDS: frozenset[str] = frozenset(
+    """a an the this that these those my your our his her its their i you we he she it they me us him them who what which
+    when where how why and or but so if as than then because while for from to of in on at by with about into over after
+    before is am are was were be been being do does did have has had will would can could may might shall should must not
+    no yes please there here all any some more just also very really i'm i'll i've i'd we'll we're we've we'd you'll
+    you're you've you'd it's that's don't can't let""".split()
+)

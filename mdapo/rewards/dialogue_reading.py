@@ -1,0 +1,244 @@
+"""Reads customer-service turns: what an agent's turn does, and what is wrong with it. Pure functions of text.
+
+The simulated customer and the grader both read through this module, so neither can be pleased by what the other ignores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mdapo.rewards import dialogue_lexicon as lexicon
+
+ECHO_RUN = 12  # words in a row taken from what others said
+ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
+ECHO_GRAM = 6
+REPEAT_SHARE = 0.65  # of a turn's word triples that an earlier turn of the agent has too
+MIN_FUNCTION_WORDS = 0.25
+MAX_DIGRESSION = 0.5
+
+_WORD = re.compile(r"[a-z0-9][a-z0-9'’#-]*")
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*|\n")
+_CLAUSE = re.compile(r"[,;:]| but | however | although | though | so | and (?=we|i|you)")
+_CODE = re.compile(r"\b(?:[a-z]{1,4}[-#]?\d{2,}[a-z0-9-]*|\d[\d-]{3,}\d|\d{4,})\b|[\w.]+@[\w.]+|\bwww\.|https?:")
+_YEAR = re.compile(r"(?:19|20)\d\d$")
+_SPEAKER = re.compile(r"(?:^|[\n.!?\"]\s*)\**(?:customer|user|client|buyer|shopper|caller|me)\**\s*:", re.I)
+_PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}", re.I)
+# The agent speaking as if it had bought the thing.
+_CUSTOMER_VOICE = re.compile(
+    r"\bi(?:'ve| have| just|'m| am)? (?:ordered|bought|purchased|paid|received|was charged|been charged|want my|want a)\b"
+    r"|\bmy (?:order|money|parcel|package|purchase|refund|new (?!colleague))\b"
+    r"|\bi(?:'m| am) (?:\w+ ){0,2}(?:upset|angry|furious|disappointed (?:with|in|by) (?:your|this|the))\b"
+)
+_DETERMINERS = frozenset("a an the my your our this these".split())
+_NO_NOUN = frozenset(
+    "a an the my your our and or but if is are was were will would can could of to in for with on at me us we i you he "
+    "she they please do does have".split()
+)
+_DANGLING = frozenset("of for with from and or but".split())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true in one scenario. ``topic``: lower-case words by which the agent shows that it knows the problem."""
+
+    detail: str  # key of lexicon.DETAILS: what the agent needs first
+    value: str  # what the customer answers
+    remedy: str  # key of lexicon.REMEDIES: the one this policy allows
+    topic: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ground_truth: object) -> Facts:
+        """From a row's ``reward_model.ground_truth``. Raises ValueError where a fact is missing or unknown."""
+        if not isinstance(ground_truth, dict):
+            raise ValueError(f"customer_service needs facts as an object, got {type(ground_truth).__name__}")
+        missing = [key for key in ("detail", "value", "remedy", "topic") if key not in ground_truth]
+        if missing:
+            raise ValueError(f"customer_service: ground_truth lacks {', '.join(missing)}")
+        detail, remedy = ground_truth["detail"], ground_truth["remedy"]
+        if detail not in lexicon.DETAILS:
+            raise ValueError(f"unknown detail {detail!r}; known: {', '.join(lexicon.DETAILS)}")
+        if remedy not in lexicon.REMEDIES:
+            raise ValueError(f"unknown remedy {remedy!r}; known: {', '.join(lexicon.REMEDIES)}")
+        return cls(detail, str(ground_truth["value"]), remedy, tuple(str(word).lower() for word in ground_truth["topic"]))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one agent turn does. ``fault`` names a cheat; ``off_role`` marks a turn that counts for nothing."""
+
+    apology: float = 0.0  # 1 with the product or the problem named, 0.8 in general words
+    asks: frozenset[str] = frozenset()
+    offers: frozenset[str] = frozenset()
+    invites: bool = False
+    off_role: bool = False
+    fault: str = ""
+
+
+def words(text: str) -> list[str]:
+    return _WORD.findall(plain(text))
+
+
+def plain(text: str) -> str:
+    """Lower case, straight quotes, single blanks (line ends kept)."""
+    text = text.lower().replace("’", "'").replace("‘", "'").replace("“", '"').replace("”", '"')
+    return re.sub(r"[^\S\n]+", " ", text).strip()
+
+
+def sentences(text: str) -> list[str]:
+    return [s.strip(" \"'*-\n") for s in _SENTENCE.findall(plain(text)) if s.strip(" \"'*-\n.!?")]
+
+
+def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[str]) -> Reading:
+    """``heard``: what system and customer said before this turn; ``said``: the agent's own earlier turns."""
+    asked = frozenset(d for s in sentences(text) for d in lexicon.DETAILS if asks_for(s, d))
+    offered = frozenset(r for s in sentences(text) for r in lexicon.REMEDIES if offers(s, r, right=r == facts.remedy))
+    reading = Reading(
+        apology=apology(text, facts.topic),
+        asks=asked,
+        offers=offered,
+        invites=any(invites(s) for s in sentences(text)),
+        off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
+        fault=_fault(text, heard=heard, said=said),
+    )
+    if not reading.fault and reading.apology and facts.detail in asked and facts.remedy in offered and reading.invites:
+        return Reading(fault="parroting")
+    if reading.fault or reading.off_role:
+        return Reading(off_role=reading.off_role, fault=reading.fault, offers=offered - {facts.remedy})
+    return reading
+
+
+def apology(text: str, topic: Sequence[str]) -> float:
+    """1.0: says sorry and names product or problem; 0.8: says sorry for "this", "the trouble"; else 0."""
+    said = [s for s in sentences(text) if lexicon.APOLOGY.search(s) and not re.search(r"\bnot (?:\w+ )?sorry\b", s)]
+    if not said:
+        return 0.0
+    named = set(words(text))
+    if any(word in named for word in topic):
+        return 1.0
+    return 0.8 if any(lexicon.ACKNOWLEDGED.search(s) for s in said) else 0.0
+
+
+def asks_for(sentence: str, detail: str) -> bool:
+    """Whether a sentence requests the detail, rather than mentions, states or declines it."""
+    found = lexicon.DETAILS[detail].forms.search(sentence)
+    if not found:
+        return False
+    before, after = sentence[: found.start()], sentence[found.end() :]
+    if re.match(r"(?: is| was|:| #)+ ?[#\w-]*\d", after) or _negated(before):
+        return False
+    if re.search(r"\b(?:thank(?:s| you) for|(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$", before):
+        return False
+    return bool("?" in sentence or lexicon.REQUEST.search(before) or lexicon.REQUEST.search(sentence[: found.end()]))
+
+
+def offers(sentence: str, remedy: str, *, right: bool) -> bool:
+    """Whether a sentence offers the remedy. Vague forms count only for the right one."""
+    forms = lexicon.REMEDIES[remedy]
+    patterns = [forms.strong, forms.weak] if right and forms.weak else [forms.strong]
+    for found in (match for pattern in patterns for match in pattern.finditer(sentence)):
+        clause_start = max((m.end() for m in _CLAUSE.finditer(sentence, 0, found.start())), default=0)
+        if _negated(sentence[clause_start : found.start()]) or lexicon.REPORTED.search(sentence[: found.start()]):
+            continue
+        if lexicon.OFFER.search(sentence):
+            return True
+    return False
+
+
+def names(text: str, remedy: str) -> bool:
+    """Whether a turn names a remedy at all, unless only to decline it."""
+    for sentence in sentences(text):
+        for found in lexicon.REMEDIES[remedy].strong.finditer(sentence):
+            clause_start = max((m.end() for m in _CLAUSE.finditer(sentence, 0, found.start())), default=0)
+            if not _negated(sentence[clause_start : found.start()]):
+                return True
+    return False
+
+
+def invites(sentence: str) -> bool:
+    """Whether a sentence asks the customer to agree."""
+    return bool(lexicon.INVITATION.search(sentence))
+
+
+def accepts(text: str) -> bool:
+    """Whether a customer's message agrees."""
+    said = plain(text)
+    return bool(_ACCEPTS.search(said)) and not lexicon.NEGATION.search(said) and "?" not in said
+
+
+_ACCEPTS = re.compile(r"^(?:yes|yeah|okay|ok|fine|all right|alright|agreed|sure|deal|great|that (?:works|sounds|is what))\b")
+
+
+def _negated(before: str) -> bool:
+    """The words before, in its clause, turn it into its opposite ("can't you" and "why not" are questions, not denials)."""
+    said = re.sub(r"\b(?:why not|why don't (?:we|i|you)|don't (?:worry|hesitate)|not only|no (?:problem|worries))\b", " ", before)
+    return bool(lexicon.NEGATION.search(said))
+
+
+def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
+    own = words(text)
+    if not own:
+        return "empty"
+    if _SPEAKER.search(text):
+        return "impersonation"
+    if _gibberish(text, own):
+        return "gibberish"
+    if _invents(text, heard):
+        return "invention"
+    if sum(names(text, remedy) for remedy in lexicon.REMEDIES) >= 3:
+        return "listing"
+    if any(_repeats(own, words(earlier)) for earlier in said):
+        return "repetition"
+    if any(_echoes(own, words(other)) for other in heard):
+        return "echo"
+    return ""
+
+
+def _gibberish(text: str, own: list[str]) -> bool:
+    """Keyword soup, stutter, or not English at all."""
+    letters = [c for c in text if not c.isspace()]
+    if sum(c.isalpha() and c.isascii() for c in letters) < 0.6 * len(letters):
+        return True
+    if len(own) >= 4 and sum(w in lexicon.FUNCTION_WORDS for w in own) < MIN_FUNCTION_WORDS * len(own):
+        return True
+    if len(own) >= 8 and len(set(own)) < MAX_DIGRESSION * len(own):
+        return True
+    if any(a == b == c for a, b, c in zip(own, own[1:], own[2:], strict=False)):
+        return True
+    broken = 0
+    for sentence in sentences(text):
+        in_order = words(sentence)
+        pairs = zip(in_order, in_order[1:], strict=False)
+        broken += sum(a in _DETERMINERS and b in _NO_NOUN for a, b in pairs)
+        broken += "?" in sentence and in_order[-1] in _DANGLING | _DETERMINERS
+    return broken >= 2
+
+
+def _invents(text: str, heard: Sequence[str]) -> bool:
+    """A number, code, mail or web address that nobody gave."""
+    known = " ".join(plain(other) for other in heard)
+    codes = (found.group(0) for found in _CODE.finditer(plain(text)))
+    return any(code.strip("-#.") not in known and not _YEAR.match(code) for code in codes)
+
+
+def _grams(own: Sequence[str], n: int) -> set[tuple[str, ...]]:
+    return {tuple(own[i : i + n]) for i in range(len(own) - n + 1)}
+
+
+def _repeats(own: list[str], earlier: list[str]) -> bool:
+    if own == earlier:
+        return True
+    triples = _grams(own, 3)
+    return len(own) >= 6 and bool(triples) and len(triples & _grams(earlier, 3)) >= REPEAT_SHARE * len(triples)
+
+
+def _echoes(own: list[str], other: list[str]) -> bool:
+    if len(own) >= ECHO_RUN and _grams(own, ECHO_RUN) & _grams(other, ECHO_RUN):
+        return True
+    theirs = _grams(other, ECHO_GRAM)
+    copied = [False] * len(own)
+    for start in range(len(own) - ECHO_GRAM + 1):
+        if tuple(own[start : start + ECHO_GRAM]) in theirs:
+            copied[start : start + ECHO_GRAM] = [True] * ECHO_GRAM
+    return len(own) >= ECHO_GRAM and sum(copied) >= ECHO_SHARE * len(own)
