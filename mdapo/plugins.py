@@ -49,7 +49,9 @@ def _import(source: str, *, name: str) -> ModuleType:
         return _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and (source + ".").startswith(error.name + "."):
-            raise UserError(f"plug-in {name!r}: no module {error.name!r} (looked in {', '.join(sys.path[:3])} …)") from error
+            raise UserError(
+                f"plug-in {name!r}: no module {error.name!r} (looked in {', '.join(sys.path[:3])} …)"
+            ) from error
         raise UserError(f"plug-in {name!r}: {_where(error)}: {type(error).__name__}: {error}") from error
 
 
@@ -75,7 +77,9 @@ def _where(error: Exception) -> str:
     """File and line that a person can open: of a syntax error, or the innermost line outside the import machinery."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__,) and f.filename[:1] != "<"]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__,) and f.filename[:1] != "<"
+    ]
     outside = [f for f in frames if not f.filename.startswith(str(Path(importlib.__file__).parent))]
     return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "import"
 

@@ -1,0 +1,149 @@
+"""What a Hugging Face model folder says about its model, read with ``json`` alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mdapo.config.problems import Problem
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The shape of a dense decoder; counts, not bytes."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+    tied: bool
+    dtype: str
+    qkv_bias: bool
+    qk_norm: bool
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer: attention, SwiGLU, two norms."""
+        return self.split_layer_parameters + 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+
+    @property
+    def split_layer_parameters(self) -> int:
+        """Of one layer, those that tensor parallelism divides."""
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return (
+            self.hidden * qkv
+            + qkv * self.qkv_bias
+            + self.heads * self.head_dim * self.hidden
+            + 3 * self.hidden * self.ffn
+        )
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        return self.layers * self.layer_parameters + embeddings + self.hidden
+
+
+def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFacts | None, list[Problem]]:
+    """The facts of a model folder (None when ``config.json`` cannot be used), and everything that is wrong with it."""
+    path = Path(folder)
+    if not path.is_dir():
+        hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(folder))
+        hint = f"; nothing is downloaded: hf download {folder} --local-dir {folder}" if hub else ""
+        return None, [Problem(key, f"no such folder: {folder}{hint}")]
+    problems = _weights(path, key)
+    raw, why = _json(path / "config.json")
+    if raw is None:
+        return None, [Problem(key, why), *problems]
+    wrong = [k for k in _NEEDED if not _positive(raw.get(k))]
+    problems += [
+        Problem(key, f"{path}/config.json: {k} must be a positive whole number, not {raw.get(k)!r}") for k in wrong
+    ]
+    architecture = str((raw.get("architectures") or ["none"])[0])
+    if architecture not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        problems.append(
+            Problem(key, f"{path}/config.json: architecture {architecture} is not supported; {supported} are")
+        )
+    return (None if wrong else _facts(raw, architecture)), problems
+
+
+def tokenizer_problems(folder: str | Path, *, key: str) -> list[Problem]:
+    """Whether a folder holds a tokenizer at all; whether it works is seen when it is loaded."""
+    path = Path(folder)
+    if not path.is_dir():
+        return [Problem(key, f"no such folder: {folder}")]
+    if any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
+        return []
+    return [Problem(key, f"no tokenizer in {path}: needs tokenizer.json (or set model.tokenizer_path)")]
+
+
+def _facts(raw: dict[str, Any], architecture: str) -> ModelFacts:
+    heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
+    return ModelFacts(
+        architecture=architecture,
+        layers=raw["num_hidden_layers"],
+        hidden=hidden,
+        ffn=raw["intermediate_size"],
+        heads=heads,
+        kv_heads=raw["num_key_value_heads"] if _positive(raw.get("num_key_value_heads")) else heads,
+        head_dim=raw["head_dim"] if _positive(raw.get("head_dim")) else max(hidden // heads, 1),
+        vocab=raw["vocab_size"],
+        max_positions=raw["max_position_embeddings"] if _positive(raw.get("max_position_embeddings")) else 2048,
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        qkv_bias=architecture == "Qwen2ForCausalLM",
+        qk_norm=architecture == "Qwen3ForCausalLM",
+    )
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _json(file: Path) -> tuple[dict[str, Any] | None, str]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, f"no {file.name} in {file.parent}; it must be a Hugging Face model folder"
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{file}: cannot be read as JSON: {error}"
+    return (raw, "") if isinstance(raw, dict) else (None, f"{file}: must hold a JSON object")
+
+
+def _weights(path: Path, key: str) -> list[Problem]:
+    present = {p.name for p in path.glob("*.safetensors")}
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        raw, why = _json(index)
+        if raw is None:
+            return [Problem(key, why)]
+        listed = raw.get("weight_map")
+        named = {str(v) for v in listed.values()} if isinstance(listed, dict) else set()
+        missing = sorted(named - present)
+        if missing:
+            return [
+                Problem(
+                    key, f"{len(missing)} of {len(named)} weight files are missing in {path}: {', '.join(missing[:3])}"
+                )
+            ]
+    if present:
+        return []
+    other = sorted(p.name for p in path.glob("*.bin"))
+    convert = f"; {other[0]} is of the old kind: save the model again with save_pretrained" if other else ""
+    return [Problem(key, f"no *.safetensors in {path}{convert}")]

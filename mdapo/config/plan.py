@@ -1,0 +1,207 @@
+"""The arithmetic of a run before it starts: prompts -> samples -> mini-batches -> micro-batches -> ranks, and what can't be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mdapo.config.load import Loaded
+from mdapo.config.memory import Memory, estimate
+from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
+from mdapo.config.problems import Problem, lines
+from mdapo.config.rules import longest_sequence
+from mdapo.config.schema import Config
+from mdapo.errors import UserError
+
+SCENARIOS = Path(__file__).resolve().parent.parent / "environments" / "scenarios"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Numbers of one step. ``longest`` tokens of the longest sample there can be; counts of micro-batches are for a batch
+    in which every sample is that long, hence upper bounds. ``world_assumed``: no number of ranks was given."""
+
+    world: int
+    world_assumed: bool
+    dp: int
+    groups: int
+    samples: int
+    gen_prompts: int
+    mini_batches: int  # optimizer steps
+    mini_samples: int
+    rank_samples: int  # of a mini-batch
+    longest: int
+    micro_samples: int  # at least so many fit in a micro-batch
+    micro_batches: int  # of a mini-batch on one rank
+    memory: Memory | None
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+
+def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) -> RunPlan:
+    """Pure arithmetic. Without ``world_size``, the smallest number of ranks that the layout allows; without ``model``,
+    nothing that depends on its shape."""
+    parallel, actor = config.parallel, config.actor
+    replica = parallel.tensor * parallel.pipeline
+    world = world_size if world_size is not None else replica * (parallel.data or 1)
+    dp = max(world // replica, 1)
+    groups, n = config.data.train_prompt_bsz, config.rollout.n_resp_per_prompt
+    mini_groups = actor.ppo_mini_batch_size or groups
+    rank_samples = -(-mini_groups * n // dp)
+    longest = longest_sequence(config)
+    fit = max(actor.ppo_max_token_len // longest, 1) if actor.use_dynamic_bsz else actor.ppo_micro_batch_size
+    micro_samples = min(fit, rank_samples)
+    multiple = parallel.pipeline if parallel.virtual_pipeline > 1 else 1
+    micro_batches = -(-rank_samples // micro_samples)
+    micro_batches = -(-micro_batches // multiple) * multiple
+    problems = [*_ranks(config, world), *_batch(config, dp), *_tokens(config)]
+    memory = None
+    if model is not None:
+        problems += _model(config, model)
+        memory = estimate(config, model, dp=dp, longest=longest, micro_batches=micro_batches)
+    return RunPlan(
+        world=world,
+        world_assumed=world_size is None,
+        dp=dp,
+        groups=groups,
+        samples=groups * n,
+        gen_prompts=config.data.gen_batch_size or groups,
+        mini_batches=-(-groups // mini_groups) * actor.ppo_epochs,
+        mini_samples=mini_groups * n,
+        rank_samples=rank_samples,
+        longest=longest,
+        micro_samples=micro_samples,
+        micro_batches=micro_batches,
+        memory=memory,
+        problems=tuple(problems),
+        notes=tuple(_notes(config, model, micro_batches)),
+    )
+
+
+def require_plan(loaded: Loaded, *, world_size: int | None) -> tuple[RunPlan, ModelFacts]:
+    """The plan of a run that can start. ``UserError`` with all problems of layout, batch, model folder and files."""
+    config = loaded.config
+    model, problems = read_model(config.model.path)
+    found = plan(config, world_size=world_size, model=model)
+    problems = [*problems, *file_problems(config), *found.problems]
+    if problems or model is None:
+        raise UserError(lines(problems, loaded.sources))
+    return found, model
+
+
+def file_problems(config: Config) -> list[Problem]:
+    """Files and folders that are named and not there. Relative paths are relative to the current directory."""
+    model = config.model
+    problems = []
+    if model.tokenizer_path is not None or Path(model.path).is_dir():
+        key = "model.path" if model.tokenizer_path is None else "model.tokenizer_path"
+        problems += tokenizer_problems(model.tokenizer_path or model.path, key=key)
+    if model.chat_template is not None and not Path(model.chat_template).is_file():
+        problems.append(Problem("model.chat_template", f"no such file: {model.chat_template}"))
+    if config.algorithm.kl.enable and model.ref_path is not None:
+        problems += read_model(model.ref_path, key="model.ref_path")[1]
+    if config.debug.mode == "train":
+        if config.debug.replay is not None and not Path(config.debug.replay).is_dir():
+            problems.append(Problem("debug.replay", f"no such folder: {config.debug.replay}"))
+    else:
+        problems += _data_files("data.train_files", config.data.train_files)
+    return [*problems, *_data_files("data.val_files", config.data.val_files)]
+
+
+def _data_files(key: str, files: list[str]) -> Iterator[Problem]:
+    for i, file in enumerate(files):
+        shipped = file.removeprefix("package:")
+        if shipped != file and not (SCENARIOS / shipped).is_file():
+            names = ", ".join(sorted(p.name for p in SCENARIOS.glob("*.jsonl")))
+            yield Problem(f"{key}.{i}", f"{shipped!r} is not shipped with mdapo; there are {names}")
+        elif shipped == file and not Path(file).is_file():
+            yield Problem(f"{key}.{i}", f"no such file: {file}")
+
+
+def _ranks(config: Config, world: int) -> Iterator[Problem]:
+    parallel = config.parallel
+    replica = parallel.tensor * parallel.pipeline
+    shape = f"parallel.tensor x parallel.pipeline = {parallel.tensor} x {parallel.pipeline} = {replica}"
+    keys = ("parallel.tensor", "parallel.pipeline")
+    if world % replica:
+        key = next(k for k, v in zip(keys, (parallel.tensor, parallel.pipeline), strict=True) if v > 1)
+        near = world // replica * replica
+        hint = f"; start {near or replica} or {near + replica}" if near else f"; start {replica}"
+        yield Problem(key, f"{world} ranks do not divide by {shape}{hint}", keys)
+    elif parallel.data is not None and parallel.data != world // replica:
+        text = f"{parallel.data} does not fit: {world} ranks / ({shape}) = {world // replica}"
+        yield Problem("parallel.data", f"{text}; start {parallel.data * replica} ranks", keys)
+
+
+def _batch(config: Config, dp: int) -> Iterator[Problem]:
+    groups, n = config.data.train_prompt_bsz, config.rollout.n_resp_per_prompt
+    mini = config.actor.ppo_mini_batch_size
+    key, count = ("data.train_prompt_bsz", groups) if mini is None else ("actor.ppo_mini_batch_size", mini)
+    if (count * n) % dp:
+        step = dp // math.gcd(n, dp)
+        near = [c for c in (count // step * step, (count // step + 1) * step) if c]
+        yield Problem(
+            key,
+            f"{count} x rollout.n_resp_per_prompt={n} = {count * n} samples do not divide by {dp} data-parallel ranks; "
+            f"try {' or '.join(map(str, near))}",
+            ("rollout.n_resp_per_prompt",),
+        )
+
+
+def _tokens(config: Config) -> Iterator[Problem]:
+    """Sequence parallelism rounds a micro-batch up to a multiple of TP, and the cap down."""
+    tp, cap, longest = config.parallel.tensor, config.actor.ppo_max_token_len, longest_sequence(config)
+    strict = config.actor.use_dynamic_bsz and config.actor.over_cap == "error"
+    if config.parallel.sequence and strict and cap >= longest and -(-longest // tp) > cap // tp:
+        need = -(-longest // tp) * tp
+        text = f"{cap} holds no sample of {longest} tokens once both are multiples of parallel.tensor={tp}; set at least {need}"
+        yield Problem("actor.ppo_max_token_len", text, ("parallel.tensor",))
+
+
+def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
+    parallel, context = config.parallel, config.model.max_context
+    divided = math.gcd(model.heads, model.kv_heads, model.ffn, model.hidden if parallel.sequence else 0)
+    if divided % parallel.tensor:
+        works = [t for t in range(1, divided + 1) if divided % t == 0]
+        yield Problem(
+            "parallel.tensor",
+            f"{parallel.tensor} does not divide the model's {model.heads} attention heads, {model.kv_heads} key-value heads "
+            f"and {model.ffn} feed-forward columns; {', '.join(map(str, works))} would",
+        )
+    stages = parallel.pipeline * parallel.virtual_pipeline
+    if model.layers % stages:
+        works = [s for s in range(1, model.layers + 1) if model.layers % s == 0]
+        yield Problem(
+            "parallel.pipeline",
+            f"the model's {model.layers} layers do not divide by parallel.pipeline x parallel.virtual_pipeline = "
+            f"{parallel.pipeline} x {parallel.virtual_pipeline} = {stages}; {', '.join(map(str, works))} would",
+            ("parallel.virtual_pipeline",),
+        )
+    if context > model.max_positions:
+        yield Problem("model.max_context", f"{context} is more than the {model.max_positions} positions of the model")
+
+
+def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iterator[str]:
+    parallel, filters, data = config.parallel, config.algorithm.filter_groups, config.data
+    if model is not None and model.vocab % parallel.tensor:
+        padded = -(-model.vocab // parallel.tensor) * parallel.tensor
+        yield f"the vocabulary is padded from {model.vocab} to {padded} rows to divide by parallel.tensor"
+    if parallel.virtual_pipeline > 1:
+        yield f"the number of micro-batches is rounded up to a multiple of parallel.pipeline ({parallel.pipeline})"
+    elif micro_batches < parallel.pipeline:
+        yield f"{micro_batches} micro-batches do not fill {parallel.pipeline} pipeline stages"
+    if parallel.distributed_optimizer is False:
+        yield "parallel.distributed_optimizer=false: every data-parallel rank holds the whole optimizer"
+    asked = data.gen_batch_size or data.train_prompt_bsz
+    if asked < data.train_prompt_bsz:
+        yield f"a step takes at least {-(-data.train_prompt_bsz // asked)} generation rounds"
+    if filters.enable and filters.carry_over and filters.max_staleness == 0:
+        yield "algorithm.filter_groups.max_staleness=0: surplus groups are too old by the next step, none is carried over"
+    if config.actor.lr_decay == "constant" and config.actor.min_lr > 0:
+        yield "actor.min_lr does nothing with actor.lr_decay=constant"
+    if config.algorithm.kl.enable and config.algorithm.kl.coef == 0:
+        yield "algorithm.kl.coef=0: the reference model runs, its KL is only reported"
+    if not data.val_files:
+        yield "no data.val_files: nothing is evaluated"
