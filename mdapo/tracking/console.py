@@ -68,9 +68,8 @@ class Console:
         pairs = step_pairs(metrics)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, description="")
-            self.say(
-                f"step {step:>{len(str(self._total))}}  " + "  ".join(f"{label} {value}" for label, value in pairs)
-            )
+            shown = "  ".join(f"{label} {value}" for label, value in pairs)
+            self.say(f"step {step:>{len(str(self._total))}}  {shown}")
         else:
             pairs = [("step", f"{step}/{self._total}"), *pairs, ("eta", duration(self.seconds_left(step)))]
             self.say(" ".join(f"{label}={value}" for label, value in pairs))

@@ -46,10 +46,10 @@ def describe_environment(accelerators: list[str] | None = None) -> dict[str, Any
 
 def git_revision(folder: Path) -> str | None:
     """The commit that ``folder`` is checked out at, ``-dirty`` when tracked files differ; None outside a repository."""
+    if not _git(folder, "ls-files", "."):  # not a repository, or an installed copy inside somebody else's
+        return None
     commit = _git(folder, "rev-parse", "HEAD")
-    return (
-        commit + ("-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "") if commit else None
-    )
+    return f"{commit}-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

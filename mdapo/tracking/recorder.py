@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mdapo.tracking.console import printable
-from mdapo.types import Episode, Group
+from mdapo.tracking.metrics import as_json
+from mdapo.types import Episode, Group, Score
 
 SaveGroups = Callable[[Path, Sequence[Group]], None]
 
@@ -54,15 +55,12 @@ def pick(groups: Sequence[Group], *, limit: int) -> list[Episode]:
 
 def describe(step: int, episode: Episode) -> dict[str, Any]:
     """One episode as JSON data; ``score`` is None where it has none."""
-    score = episode.score
     return {
         "step": step,
         "uid": f"{episode.prompt.uid}/{episode.index}",
         "data_source": episode.prompt.data_source,
         "end": episode.end,
-        "score": None
-        if score is None
-        else {"value": score.value, "outcome": score.outcome, "parts": dict(score.parts), "valid": score.valid},
+        "score": None if episode.score is None else _score(episode.score),
         "tokens": {"prompt": len(episode.prompt_ids), "all": len(episode.ids), "model": episode.num_model_tokens},
         "agent_turns": episode.num_agent_turns,
         "versions": sorted({turn.version for turn in episode.turns if turn.version >= 0}),
@@ -73,14 +71,18 @@ def describe(step: int, episode: Episode) -> dict[str, Any]:
 def render(record: dict[str, Any]) -> str:
     """One described episode as text: a heading, the score's parts, then who said what."""
     score = record["score"]
-    verdict = "no score" if score is None else f"score {score['value']:.3g}  outcome {score['outcome']:.3g}"
+    verdict = "no score" if score is None else f"score {_number(score['value'])}  outcome {_number(score['outcome'])}"
     head = f"=== step {record['step']}  {record['uid']}  {verdict}  end {record['end']}"
-    parts = "" if score is None else "  ".join(f"{name} {value:.3g}" for name, value in score["parts"].items())
-    size = (
-        f"{record['agent_turns']} agent turns, {record['tokens']['model']} of {record['tokens']['all']} tokens its own"
-    )
+    parts = "" if score is None else "  ".join(f"{name} {_number(value)}" for name, value in score["parts"].items())
+    tokens = record["tokens"]
+    size = f"{record['agent_turns']} agent turns, {tokens['model']} of {tokens['all']} tokens the policy's"
     body = "\n".join(f"[{m['role']}]\n{m['content'].strip()}\n" for m in record["messages"])
     return printable("\n".join(filter(None, [head, parts, size, "", body])))
+
+
+def _score(score: Score) -> dict[str, Any]:
+    numbers = as_json({"value": score.value, "outcome": score.outcome})
+    return {**numbers, "parts": as_json(score.parts), "valid": score.valid}
 
 
 def _best_and_worst(group: Group) -> Iterator[Episode]:
@@ -89,6 +91,10 @@ def _best_and_worst(group: Group) -> Iterator[Episode]:
         yield ranked.pop(0)
         if ranked:
             yield ranked.pop()
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.3g}"
 
 
 def _replace(path: Path, text: str) -> None:
