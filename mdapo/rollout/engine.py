@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one turn is sampled. Log-probs returned are those of the distribution at ``temperature`` before top-p/top-k cuts."""
+    """How one turn is sampled. Log-probs are those of the distribution at ``temperature`` before top-p/top-k cuts."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0 is greedy (log-probs then at temperature 1)
@@ -25,7 +25,8 @@ class SamplingParams:
 @dataclass(frozen=True)
 class Request:
     """One turn to generate. ``session`` names the dialogue (keeps its KV cache over turns) and ``group`` the dialogues
-    that share a prompt prefix; ``seed`` makes the turn's tokens independent of what else is in the batch (up to rounding)."""
+    that share a prompt prefix; ``seed`` makes the turn's tokens independent of what else is in the batch, up to
+    rounding."""
 
     ids: Sequence[int]
     params: SamplingParams

@@ -32,11 +32,11 @@ class SlotTable:
     def place(
         self, session: str, ids: Sequence[int], *, keep: Set[str], coming: Iterable[Sequence[int]]
     ) -> tuple[int, int, int] | None:
-        """``(slot, donor, cached)`` for a request: copy ``cached`` tokens from ``donor`` (which may be the slot itself).
+        """``(slot, donor, cached)`` for a request: copy ``cached`` tokens from ``donor``, which may be the slot itself.
 
-        None: wait, because all slots belong to sessions in ``keep`` or because one of the prompts ``coming`` will spare
-        at least ``WORTH_WAITING`` tokens more than any slot does now. The last token is never counted as cached, for its
-        logits are asked for.
+        None: wait, because all slots belong to sessions in ``keep`` or because one of the prompts ``coming`` will
+        spare at least ``WORTH_WAITING`` tokens more than any slot does now. The last token is never counted as cached,
+        for its logits are asked for.
         """
         most = len(ids) - 1
         own = self._by_session.get(session)

@@ -1,14 +1,16 @@
 """The in-process engine: continuous batching over all live dialogues, KV caches kept over turns, prompts shared.
 
-One driver task runs while there is work. Each step admits waiting requests, feeds every running one the tokens its cache
-lacks (one token: decode; more: prefill, within a budget) in a single forward, samples, and yields to the event loop.
+One driver task runs while there is work. Each step admits waiting requests, feeds every running one the tokens that its
+cache lacks (one: decode; more: prefill, within a budget) in a single forward, samples, and yields to the event loop.
 Scheduling depends on the order of arrival only, so equal inputs and weights give equal tokens, bit for bit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -18,8 +20,9 @@ import torch
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.local_cache import SlotTable
 from mdapo.rollout.local_model import LocalModel
-from mdapo.rollout.local_sampling import sample, uniform
+from mdapo.rollout.local_sampling import sample
 from mdapo.rollout.local_weights import read_shape, read_weights
+from mdapo.rollout.seeds import uniform
 
 STEP_TOKENS = 1024  # prefill tokens of one step
 SPREAD = 1.25  # slots that decoding may read for each running dialogue
@@ -43,8 +46,9 @@ class _Running:
 class LocalEngine:
     """``Engine`` in this process. ``model_path`` is a Hugging Face folder (dense Llama, Qwen2, Qwen3).
 
-    ``max_running`` dialogues are decoded together, each with at most ``max_context`` tokens. ``threads`` CPU threads are
-    taken while there is work and given back after. ``UserError`` when the folder cannot be used.
+    ``max_running`` dialogues are decoded together, each with at most ``max_context`` tokens. Its own work runs on
+    ``threads`` CPU threads (0: every core, since the other ranks wait meanwhile). ``UserError`` when the folder cannot
+    be used.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class LocalEngine:
         folder = Path(model_path)
         self.version = 0
         self.max_context = max_context
-        self._threads = threads
+        self._threads = threads or len(os.sched_getaffinity(0))
         self._slots = SlotTable(max_running)
         self._waiting: list[_Running] = []
         self._running: list[_Running] = []
@@ -92,13 +96,14 @@ class LocalEngine:
         return await running.answer
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Stream new weights in. ``ValueError`` names a wrong, unknown or missing one; until a complete set has come, no
-        request is answered."""
+        """Stream new weights in. ``ValueError`` names an unknown, misshapen or missing one; after it no request is
+        answered until a complete set has come."""
         if self._running or self._waiting:
             raise EngineError(f"{len(self._running) + len(self._waiting)} requests still run on the old weights")
         self._broken = "the last weight update failed; the engine holds a mixture of versions"
         self._slots.clear()
-        self.model.load(weights)
+        with cpu_threads(self._threads):
+            self.model.load(weights)
         self._broken, self.version = "", version
 
     async def abort(self, session: str | None = None) -> None:
@@ -121,18 +126,14 @@ class LocalEngine:
             await asyncio.gather(self._driver, return_exceptions=True)
 
     async def _drive(self) -> None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or before)
-        try:
-            await self._settle()
-            while self._waiting or self._running:
-                try:
+        await self._settle()
+        while self._waiting or self._running:
+            try:
+                with cpu_threads(self._threads):
                     self._step()
-                except Exception as error:  # out of memory, broken weights: nobody may wait for ever
-                    self._fail(error)
-                await self._settle()
-        finally:
-            torch.set_num_threads(before)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+                self._fail(error)
+            await self._settle()
 
     async def _settle(self) -> None:
         """Let answered dialogues speak; forget requests whose caller has gone."""
@@ -179,8 +180,8 @@ class LocalEngine:
         return fed
 
     def _admit(self) -> None:
-        """Give slots to waiting requests in the order of arrival, those that have one already first. A request that shares
-        more with a prompt now being computed than with any cache waits for it."""
+        """Give slots to waiting requests in the order of arrival, those that have one already first. A request that
+        shares more with a prompt now being computed than with any cache waits for it."""
         own = [w for w in self._waiting if self._slots.slot_of(w.request.session) is not None]
         busy = {r.request.session for r in self._running}
         wanted = {w.request.session for w in self._waiting}
@@ -239,3 +240,14 @@ class LocalEngine:
         self._running.clear()
         self._waiting.clear()
         self._slots.clear()
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Run with so many intra-op threads. Changing the number costs under a microsecond; only other work pays for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

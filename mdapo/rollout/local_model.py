@@ -1,7 +1,7 @@
 """Inference forward of a dense Llama, Qwen2 or Qwen3 with a KV cache: the model inside the local engine.
 
-One ``forward`` serves prefill and decode together. Linear weights are packed once for oneDNN on a CPU that has it, since
-at a few dozen rows the packing that ``F.linear`` redoes at each call costs more than the product.
+One ``forward`` serves prefill and decode together. Linear weights are packed once for oneDNN on a CPU that has it: at a
+few dozen rows, ``F.linear`` spends a third to a half of its time on packing them anew.
 Shapes: T tokens of a step, B decoded dialogues, H heads, K key-value heads, D head size, V vocabulary.
 """
 
@@ -66,17 +66,19 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one forward computes: first B single tokens (decode), then chunks (prefill). Built by ``LocalModel.plan``."""
+    """What one forward computes: B single tokens (decode), then chunks (prefill). Made by ``LocalModel.plan``.
+
+    Decoded slots lie in the range that starts at ``first_slot``. ``slot_rows``: for each slot of the range its row, 0
+    where a slot rests; None when the rows are the whole range.
+    """
 
     ids_T: torch.Tensor  # int64
     positions_T: torch.Tensor  # int64
     slots_T: torch.Tensor  # int64
     last_rows: torch.Tensor  # int64 [B + chunks]: the rows whose next token is asked for
     decode: int  # B
-    first_slot: int  # decoded slots lie in [first_slot, first_slot + slot_rows.numel())
-    slot_rows: (
-        torch.Tensor | None
-    )  # int64: for each slot of that range its row, 0 for a slot that rests; None: rows are the range
+    first_slot: int
+    slot_rows: torch.Tensor | None  # int64
     decode_mask: torch.Tensor  # [slots, 1, 1, longest], 0 or -inf
     chunks: tuple[Chunk, ...]
     chunk_masks: tuple[torch.Tensor, ...]  # each [H/K * length, start + length], 0 or -inf
@@ -109,7 +111,7 @@ class LocalModel:
         self.load(weights)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace every weight. ``ValueError`` names what is unknown, misshapen or missing; the model is then unusable."""
+        """Replace all weights. ``ValueError`` names what is unknown, misshapen or missing; the model is unusable."""
         assembler = WeightAssembler(self.shape, dtype=self.dtype, device=self.device)
         for name, tensor in weights:
             for target, weight, bias in assembler.add(name, tensor):
@@ -118,7 +120,7 @@ class LocalModel:
                 else:
                     self.linears[target] = Linear(weight, bias)
         assembler.finish()
-        self.cache.zero_()  # keys of the old weights are never read, but a NaN among them would spread through the masks
+        self.cache.zero_()  # what the old weights left is never read, but a NaN in it would spread through the masks
 
     def reserve(self, positions: int) -> None:
         """Make room for so many positions a slot."""
@@ -133,7 +135,7 @@ class LocalModel:
         self.cache[:, target, :, :length] = self.cache[:, source, :, :length]
 
     def plan(self, chunks: Sequence[tuple[int, int, Sequence[int]]]) -> tuple[StepPlan, list[int]]:
-        """Order ``(slot, start, ids)`` chunks for one forward: the plan, and for each of its rows the index of its chunk."""
+        """Order ``(slot, start, ids)`` chunks for one forward: the plan, and for each row of its logits which chunk."""
         order = sorted((i for i, c in enumerate(chunks) if len(c[2]) == 1), key=lambda i: chunks[i][0])
         decode = len(order)
         order += [i for i, c in enumerate(chunks) if len(c[2]) > 1]
@@ -207,8 +209,8 @@ class LocalModel:
         return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
 
     def _attend(self, cache: torch.Tensor, q_THD: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Attention of every token over its own slot [T, H * D]. The heads of a key-value group stand in the query dimension,
-        so that no key is repeated."""
+        """Attention of every token over its own slot [T, H * D]. The heads that share a key stand in the query
+        dimension, so that no key is repeated."""
         parts = []
         if plan.decode:
             parts.append(self._attend_decode(cache, q_THD[: plan.decode], plan))
@@ -237,7 +239,7 @@ class LocalModel:
 
 
 def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary embedding in place, half-split layout (RoFormer, eq. 34): x * cos + rotate_half(x) * sin. ``x`` is [T, heads, D]."""
+    """Rotary embedding of ``x`` [T, heads, D] in place, half-split layout (RoFormer, eq. 34)."""
     half = x.shape[-1] // 2
     swapped = torch.cat([x[..., half:], x[..., :half]], -1)
     x.mul_(cos).addcmul_(swapped, sin)

@@ -1,4 +1,4 @@
-"""Next tokens from logits: inverse CDF with a counter-based uniform, so that a turn depends on its seed and logits only.
+"""Next tokens from logits by inverse CDF: with the uniform of a counter, a turn depends on its seed and logits only.
 
 B rows, V vocabulary. Probabilities are summed in fp64 over blocks of the vocabulary, then inside the block that is hit.
 """
@@ -13,20 +13,6 @@ import torch.nn.functional as F
 from mdapo.rollout.engine import SamplingParams
 
 BLOCK = 256
-_MASK = (1 << 64) - 1
-
-
-def uniform(seed: int, index: int) -> float:
-    """A uniform number in [0, 1) for token ``index`` of the turn seeded ``seed`` (splitmix64 of both, 53 bits)."""
-    return (mix(mix(seed) ^ index) >> 11) * 2.0**-53
-
-
-def mix(value: int) -> int:
-    """The splitmix64 output function (Steele, Lea, Flood 2014): scatters a 64-bit counter."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 @torch.inference_mode()
@@ -73,7 +59,7 @@ def _inverse_cdf(blocks: torch.Tensor, cdf: torch.Tensor, uniforms_B: torch.Tens
 
 
 def _first_above(cdf: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The first index with ``cdf > target``; a target at or beyond the last value (rounding) becomes the last step up."""
+    """The first index with ``cdf > target``; a target rounded up to the last value finds the last step up."""
     below_total = torch.nextafter(cdf[:, -1:], torch.zeros_like(cdf[:, -1:]))
     return torch.searchsorted(cdf, torch.minimum(target, below_total), right=True)
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders of dense Llama, Qwen2 and Qwen3: their shape, their weight names, and how weights are fused for inference."""
+"""Hugging Face folders of dense Llama, Qwen2 and Qwen3: shape, weight names, and how weights fuse for inference."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ModelShape:
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """Shape from ``folder/config.json``. ``UserError`` when it is missing or a family or option we have no forward for."""
+    """Shape from ``folder/config.json``. ``UserError``: missing, or a family or option that we do not run."""
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file; model.path must be a Hugging Face model folder")
@@ -115,12 +115,12 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         )
     for file in files:
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118: not a mapping
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
                 yield name, weights.get_tensor(name)
 
 
 class WeightAssembler:
-    """Collects streamed weights and hands out each fused one as soon as its parts are there, so that little is held twice."""
+    """Collects streamed weights and hands out each fused one as soon as its parts are there: little is held twice."""
 
     def __init__(self, shape: ModelShape, *, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
@@ -128,7 +128,7 @@ class WeightAssembler:
         self.waiting: dict[str, dict[str, torch.Tensor]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """``(target, weight, bias)`` of every module completed by this weight. ``ValueError`` on an unknown name or wrong shape."""
+        """``(target, weight, bias)`` of each module that this weight completes. ``ValueError``: unknown, misshapen."""
         if name == "lm_head.weight" and self.shape.tied:  # some folders store the tied head a second time
             return []
         if name not in self.missing:

@@ -112,7 +112,7 @@ def test_bad_weights_are_named(tmp_path: Path, save_tiny: SaveTiny) -> None:
         model.load((n, w) for n, w in weights.items() if n != name)
     with pytest.raises(ValueError, match=r"k_proj.bias' has shape \(3,\), this model needs \(16,\)"):
         model.load((n, w[:3] if n == name else w) for n, w in weights.items())
-    with pytest.raises(ValueError, match="'model.layers.9.x' is unknown"):
+    with pytest.raises(ValueError, match=r"'model\.layers\.9\.x' is unknown"):
         model.load([("model.layers.9.x", torch.zeros(1))])
 
 

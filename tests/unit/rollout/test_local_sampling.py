@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mdapo.rollout.engine import SamplingParams
-from mdapo.rollout.local_sampling import sample, uniform
+from mdapo.rollout.local_sampling import sample
+from mdapo.rollout.seeds import uniform
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, count: int = 4000) -> torch.Tensor:
