@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 Metrics = Mapping[str, float]
@@ -26,7 +26,7 @@ class Timers:
         self._depth = 0
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str) -> Generator[None]:
         started = self._clock()
         self._depth += 1
         try:
