@@ -79,7 +79,7 @@ def same_answer(answer: str, truth: str) -> bool:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that ``text`` is, with currency sign, per cent sign or unit; None if there is more, or if it is huge."""
+    """The number that ``text`` is (with currency sign, per cent sign or unit); None if it is none, or huge."""
     tidy = _tidy(text)
     hit = _NUMBER.match(tidy)
     if hit is None or re.search(r"[\d=+*/^]", tidy[hit.end() :]):

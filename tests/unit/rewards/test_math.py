@@ -168,5 +168,5 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
     "piece", ["1 ", "1,111", "1/", "\\boxed{", "#### ", "answer is ", "-", "$", "9^", "\\frac{1", "1e"]
 )
 def test_long_hostile_text_costs_little_work(piece: str) -> None:
-    """Only the end is looked at, by patterns that do not backtrack far: a megabyte ends long before the test's limit."""
+    """Only the end is looked at, by patterns that do not backtrack far: a megabyte ends before the limit of tests."""
     extract_answer(piece * 200_000)

@@ -1,0 +1,188 @@
+"""Scores episodes: weighted parts, their breakdown, and errors that are counted and never pass for a reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from mdapo.config.schema import RewardCfg, RewardPart
+from mdapo.errors import UserError
+from mdapo.rewards import BUILTIN
+from mdapo.rewards.calling import BadReward, load_function
+from mdapo.rewards.processes import Worker, as_json
+from mdapo.types import Episode, Score
+
+_UNSCORED = Score(value=0.0, outcome=0.0, valid=False)
+
+
+class RewardRunner:
+    """Calls every reward part on a finished episode and adds up.
+
+    ``Score.value`` is the weighted sum; ``parts`` holds each part's value under its name and its breakdown under
+    ``name/key``; ``outcome`` is that of the first part that tells one (``acc``, ``success``, ``Score.outcome``), else
+    the first part's value cut to [0, 1].
+    With ``reward.workers`` the parts run in processes that are killed at ``reward.timeout_s`` a part and replaced;
+    without, in this process, which is for mdapo's own rewards only.
+    A part that raises, hangs, dies or returns no finite number makes the score invalid; ``errors`` counts why.
+    """
+
+    def __init__(self, cfg: RewardCfg, *, default: str | None = None) -> None:
+        """``default``: the environment's name, whose reward is used where ``reward.functions`` is empty.
+
+        Raises ``UserError``: functions that cannot be loaded or called, none at all.
+        """
+        self.cfg = cfg
+        self.parts = list(cfg.functions) or _default_part(default)
+        self.names = _part_names(self.parts)
+        self.errors: Counter[str] = Counter()  # "part: reason", since the start
+        self._step_errors: Counter[str] = Counter()
+        self._step_scored = 0
+        self._functions = []
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._workers: set[Worker] = set()
+        self._threads: ThreadPoolExecutor | None = None
+        self._closing = False
+        if cfg.workers:
+            self._start_workers()
+        else:
+            self._functions = _load_here(self.parts)
+
+    async def score(self, episode: Episode) -> Score:
+        """Never raises for what a function does. An episode that ended in an infrastructure error is not scored."""
+        if episode.end == "error":
+            return _UNSCORED
+        call: dict[str, Any] = {
+            "messages": episode.messages,
+            "prompt": episode.prompt,
+            "end": episode.end,
+            "opening": _opening(episode),
+        }
+        if self._threads is None:
+            answers = [_answer_here(function, call) for function in self._functions]
+        else:
+            loop = asyncio.get_running_loop()
+            answers = await loop.run_in_executor(self._threads, self._ask, as_json(**call))
+        return self._combine(answers)
+
+    def end_step(self) -> Counter[str]:
+        """The step's errors by "part: reason"; starts the next count.
+
+        Raises ``UserError`` when a larger share than ``reward.max_error_rate`` of the step's episodes had no reward.
+        """
+        errors, scored = self._step_errors, self._step_scored
+        self._step_errors, self._step_scored = Counter(), 0
+        failed = errors.total()
+        if failed > self.cfg.max_error_rate * scored:
+            why = [f"  {n} x {reason}" for reason, n in errors.most_common(10)]
+            limit = f"reward.max_error_rate={self.cfg.max_error_rate}"
+            raise UserError([f"{failed} of {scored} episodes of this step got no reward, more than {limit}:", *why])
+        return errors
+
+    def close(self) -> None:
+        """Ends all reward processes."""
+        self._closing = True
+        for worker in list(self._workers):
+            worker.interrupt()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in self._workers:
+            worker.kill()
+        self._workers.clear()
+
+    # ---- workers -----------------------------------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        workers = [self._new_worker() for _ in range(self.cfg.workers)]
+        try:
+            for worker in workers:
+                worker.wait_ready()
+                self._idle.put(worker)
+        except UserError:
+            for worker in workers:
+                worker.kill()
+            raise
+        self._threads = ThreadPoolExecutor(self.cfg.workers, thread_name_prefix="reward")
+
+    def _new_worker(self) -> Worker:
+        worker = Worker([{"name": p.name, "args": p.args} for p in self.parts])
+        self._workers.add(worker)
+        return worker
+
+    def _ask(self, episode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """In one of as many threads as there are workers: one is idle."""
+        worker = self._idle.get()
+        if not worker.alive:  # died while idle
+            worker = self._replace(worker)
+        worker.wait_ready()
+        answers = worker.ask(episode, timeout_s=self.cfg.timeout_s)
+        self._idle.put(worker if worker.alive else self._replace(worker))
+        return answers
+
+    def _replace(self, lost: Worker) -> Worker:
+        lost.kill()
+        self._workers.discard(lost)
+        return lost if self._closing else self._new_worker()
+
+    # ---- scores ------------------------------------------------------------------------------------------------------
+
+    def _combine(self, answers: Sequence[Mapping[str, Any]]) -> Score:
+        """``answers``: ``value``, ``outcome``, ``parts`` of each part, or ``error``."""
+        self._step_scored += 1
+        for name, answer in zip(self.names, answers, strict=False):  # a lost process leaves the last ones out
+            if "error" in answer:
+                self.errors[f"{name}: {answer['error']}"] += 1
+                self._step_errors[f"{name}: {answer['error']}"] += 1
+                return _UNSCORED
+        parts: dict[str, float] = {}
+        for name, answer in zip(self.names, answers, strict=True):
+            parts[name] = answer["value"]
+            parts |= {f"{name}/{key}": value for key, value in answer["parts"].items()}
+        value = sum(part.weight * answer["value"] for part, answer in zip(self.parts, answers, strict=True))
+        told = [a["outcome"] for a in answers if a["outcome"] is not None]
+        outcome = told[0] if told else min(max(answers[0]["value"], 0.0), 1.0)
+        return Score(value=value, outcome=outcome, parts=parts)
+
+
+def _answer_here(function: Any, call: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        verdict = function(**call)
+    except BadReward as error:
+        return {"error": str(error)}
+    return {"value": verdict.value, "outcome": verdict.outcome, "parts": verdict.parts}
+
+
+def _opening(episode: Episode) -> int:
+    """How many messages stood before the policy's first turn; a prompt may hold assistant messages as examples."""
+    said = [i for i, m in enumerate(episode.messages) if m.role == "assistant"]
+    turns = episode.num_agent_turns
+    return said[-turns] if turns else len(episode.messages)
+
+
+def _default_part(environment: str | None) -> list[RewardPart]:
+    if environment not in BUILTIN:
+        raise UserError(
+            f"reward.functions: none given, and the environment {environment} brings none; "
+            f"built-in rewards are {', '.join(sorted(BUILTIN))}"
+        )
+    return [RewardPart(name=environment)]
+
+
+def _part_names(parts: Sequence[RewardPart]) -> list[str]:
+    """The functions' names, numbered where one comes twice."""
+    names: list[str] = []
+    for part in parts:
+        short = part.name.rpartition(":")[2]
+        names.append(short if short not in names else f"{short}.{len(names) + 1}")
+    return names
+
+
+def _load_here(parts: Sequence[RewardPart]) -> list[Any]:
+    foreign = [p.name for p in parts if not BUILTIN.get(p.name, p.name).startswith("mdapo.")]
+    if foreign:
+        why = "rewards that are not mdapo's own run in processes of their own; set reward.workers=1 or more"
+        raise UserError([f"reward.functions: {name}: {why}" for name in foreign])
+    return [load_function(p.name, p.args) for p in parts]
