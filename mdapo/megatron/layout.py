@@ -54,6 +54,8 @@ class Layout:
 def init_distributed(cfg: Config, timeout_s: float) -> Layout:
     """Join the process group torchrun's environment describes (none: a single process), build megatron's groups, seed.
 
+    A process group that already exists is used as it is.
+
     ``timeout_s`` is the deadline of start-up and of every collective.
 
     Raises:
@@ -64,7 +66,9 @@ def init_distributed(cfg: Config, timeout_s: float) -> Layout:
     if cfg.run.threads and here.kind == "cpu":
         torch.set_num_threads(cfg.run.threads)
     timeout = timedelta(seconds=timeout_s)
-    if "RANK" in os.environ:
+    if dist.is_initialized():
+        pass
+    elif "RANK" in os.environ:
         dist.init_process_group(here.backend, timeout=timeout)
     else:
         dist.init_process_group(here.backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
@@ -101,9 +105,14 @@ def init_distributed(cfg: Config, timeout_s: float) -> Layout:
     )
 
 
+def reset() -> None:
+    """Drop megatron's groups but keep the process group: another layout of the same ranks can follow."""
+    parallel_state.destroy_model_parallel()
+
+
 def destroy() -> None:
     """Leave the process group."""
-    parallel_state.destroy_model_parallel()
+    reset()
     if dist.is_initialized():
         dist.destroy_process_group()
 

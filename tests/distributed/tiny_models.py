@@ -39,10 +39,10 @@ def save_model(folder: Path, kind: str, *, tied: bool = True, layers: int = 4, *
     return folder
 
 
-def config(model: Path, **sections: dict[str, object]) -> Config:
-    """A closed configuration for the model, fp32 unless told otherwise."""
+def config(folder: Path, **sections: dict[str, object]) -> Config:
+    """A closed configuration for the model in ``folder``, fp32 unless told otherwise."""
     base: dict[str, dict[str, object]] = {
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(folder), "dtype": "float32"},
         "data": {"train_files": ["none.jsonl"]},
         "actor": {"lr": 1e-2, "clip_grad": 0.5},
     }
