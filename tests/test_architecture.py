@@ -24,6 +24,7 @@ LEVELS = (
     ("rollout",),
     ("sync",),
     ("trainer",),
+    ("check",),
     ("cli",),
 )
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -15,7 +15,7 @@ from mdapo.tracking.metrics import Metrics
 # What a step line shows: label, metric. What a step does not have is left out.
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("eval_success", "eval/success"),
-    ("success", "reward/outcome"),
+    ("success", "reward/success"),
     ("reward", "reward/mean"),
     ("loss", "actor/loss"),
     ("grad_norm", "actor/grad_norm"),
