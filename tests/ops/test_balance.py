@@ -90,6 +90,19 @@ def test_any_plan_keeps_its_promises(lengths: list[int], dp: int, multiple: int,
     assert plan == plan_micro_batches(lengths, dp=dp, cap=cap, multiple=multiple, padded=padded)
 
 
+def test_the_cap_holds_to_the_token_where_batches_are_nearly_full() -> None:
+    """Case 11: many small tight batches, where one token too many is likely."""
+    rng = np.random.default_rng(0)
+    fullest = []
+    for _ in range(300):
+        cap = int(rng.integers(10, 15))
+        lengths = rng.integers(1, 11, 20).tolist()
+        loads = [tokens for rank in sizes(plan_micro_batches(lengths, dp=2, cap=cap), lengths) for tokens in rank]
+        assert max(loads) <= cap
+        fullest.append(max(loads) == cap)
+    assert np.mean(fullest) > 0.5
+
+
 @settings(max_examples=100, deadline=None)
 @given(lengths=LENGTHS, dp=st.integers(1, 5), size=st.integers(1, 6), multiple=st.integers(1, 4))
 def test_fixed_plans_hold_at_most_so_many_samples(lengths: list[int], dp: int, size: int, multiple: int) -> None:

@@ -197,6 +197,16 @@ def test_every_micro_batch_keeps_the_cap_and_ranks_keep_step(dp: int, token_mult
     assert scored == sum(int(s.response_mask.sum()) for s in samples)
 
 
+def test_rounding_up_to_the_token_multiple_stays_within_the_cap() -> None:
+    """16 + 17 tokens fit a cap of 33, but not when 33 becomes 36."""
+    rng, prompt = np.random.default_rng(0), Prompt("p", 0, ())
+    pair = Group(prompt, tuple(episode(prompt, i, float(i), turn(rng, 13 + i)) for i in range(2)), 0)
+    cfg = config(actor={"ppo_max_token_len": 33})
+    samples, _ = make_samples([pair], cfg)
+    assert lengths_of(plan_shares(samples, cfg, dp=1)) == [[[33]]]
+    assert sorted(lengths_of(plan_shares(samples, cfg, dp=1, token_multiple=4))[0][0]) == [16, 20]
+
+
 def test_a_sample_over_the_cap_is_a_user_error_with_its_name() -> None:
     """Case 13: 28 tokens, cap 27; 28 passes."""
     samples, _ = make_samples(mixed_groups(), config())
