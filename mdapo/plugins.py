@@ -1,4 +1,4 @@
-"""A plug-in by name: a built-in's short name, ``pkg.mod:name`` or ``path/file.py:name``; loaded and its signature checked."""
+"""A plug-in by name: a built-in's short name, ``pkg.mod:name`` or ``path/file.py:name``; its signature is checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +17,14 @@ from typing import Any
 from mdapo.errors import UserError
 
 
-def load(name: str, *, builtin: Mapping[str, str], required: Sequence[str] = ()) -> Callable[..., Any]:
+def load(
+    name: str, *, builtin: Mapping[str, str], required: Sequence[str] = (), args: Collection[str] | None = None
+) -> Callable[..., Any]:
     """The callable that ``name`` stands for. ``builtin`` maps short names to ``pkg.mod:name``.
 
-    ``required`` are parameters it must accept by keyword, unless it takes ``**kwargs``. ``UserError`` when there is no such
-    plug-in, its module cannot be imported (with file and line), it is not callable, or a parameter is missing.
+    ``required`` are the parameters it is called with by keyword; ``args`` those that the configuration adds (None: not
+    known yet). ``UserError`` when there is no such plug-in, its module cannot be imported (with file and line), it is
+    not callable, or it cannot be called so.
     """
     target = builtin.get(name, name)
     source, colon, attribute = target.rpartition(":")
@@ -37,7 +40,7 @@ def load(name: str, *, builtin: Mapping[str, str], required: Sequence[str] = ())
         raise UserError(f"plug-in {name!r}: {source} has no {attribute}{meant}")
     if not callable(found):
         raise UserError(f"plug-in {name!r}: must be a class or a function, not {type(found).__name__}")
-    _check_signature(found, name=name, required=required)
+    _check_signature(found, name=name, required=required, args=args)
     return found
 
 
@@ -84,17 +87,26 @@ def _where(error: Exception) -> str:
     return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "import"
 
 
-def _check_signature(found: Callable[..., Any], *, name: str, required: Sequence[str]) -> None:
+def _check_signature(
+    found: Callable[..., Any], *, name: str, required: Sequence[str], args: Collection[str] | None
+) -> None:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return  # some callables written in C tell nothing; the first call will
-    parameters = signature.parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    missing = [r for r in required if r not in named]
+    by_name = {p.name: p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    problems = []
+    missing = [] if takes_any else [r for r in required if r not in by_name]
     if missing:
-        raise UserError(
-            f"plug-in {name!r}: takes {signature}, but is called with {', '.join(required)}; it lacks {', '.join(missing)}"
-        )
+        problems.append(f"is called with {', '.join(required)}; it lacks {', '.join(missing)}")
+    for arg in () if takes_any or args is None else args:
+        if arg not in by_name:
+            near = difflib.get_close_matches(arg, by_name, n=1)
+            problems.append(f"has no argument {arg}" + (f", did you mean {near[0]}?" if near else ""))
+    if args is not None:
+        given = {*required, *args}
+        needed = [n for n, p in by_name.items() if p.default is p.empty and n not in given]
+        problems += [f"needs the argument {n}" for n in needed]
+    if problems:
+        raise UserError([f"plug-in {name!r}: {p} (its signature: {signature})" for p in problems])

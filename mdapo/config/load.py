@@ -41,7 +41,7 @@ class Loaded:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read ``path`` over its ``base`` files, lay ``overrides`` (``a.b.c=value``) on it, resolve ``${a.b}``, check everything.
+    """Read ``path`` over its ``base`` files, lay ``overrides`` (``a.b.c=value``) on it, resolve ``${a.b}``, check all.
 
     Raises ``UserError`` with all problems, each with its key, its place and, where one is near, what was meant.
     """
@@ -61,8 +61,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def _validate(data: dict[str, Any], *, skip: set[str]) -> tuple[Config | None, list[Problem]]:
-    """The configuration and its schema problems. With problems, what is left when the spoilt keys are taken out, so that
-    the rules between keys can still be checked; None when that is not possible. ``skip``: keys already reported."""
+    """The configuration and its schema problems. With problems, what is left when the spoilt keys are taken out, so
+    that rules between keys can still be checked; None when that is not possible. ``skip``: keys already reported."""
     try:
         return _resolved(Config.model_validate(_without(data, skip))), []
     except ValidationError as error:
@@ -99,7 +99,7 @@ def _filled(data: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
 
 
 def _interpolate(tree: Tree) -> list[Problem]:
-    """Replace ``${a.b}`` by the value of ``a.b``, a default included. Only plain references: no functions, no environment."""
+    """Replace ``${a.b}`` by the value of ``a.b``, a default included: plain references, no functions."""
     places = list(_references(tree.data))
     if not places:
         return []

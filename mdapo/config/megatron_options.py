@@ -1,7 +1,7 @@
 """``megatron.*`` options against the installed megatron-core, whose source is read, never imported (it needs torch).
 
-Three kinds of mistake are found: a name the installed version does not have, a value of the wrong type, and an option that
-mdapo sets itself. The last holds the traps of core 0.16: combinations that it accepts and computes wrongly.
+Three kinds of mistake are found: a name the installed version does not have, a value of the wrong type, and an option
+that mdapo sets itself. The last holds the traps of core 0.16: combinations that it accepts and computes wrongly.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ _DROPOUT = "is 0: with dropout, log-probs of the same weights would differ from 
 _MOE = "is not supported: models are dense"
 _CONTEXT = "is not supported: core has context parallelism for Transformer Engine's attention only"
 _FIXED = "is set by mdapo"
+_FSDP = "is not supported: use parallel.distributed_optimizer"
+_GATHER = "is not supported: weights are read between steps"
 # What mdapo sets itself, and what to do instead. A prefix ends in "*".
 OWNED: dict[str, dict[str, str]] = {
     "transformer": {
-        **dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"), _SHAPE),
+        **dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads", "num_query_groups"), _SHAPE),
+        "kv_channels": _SHAPE,
         **dict.fromkeys(("ffn_hidden_size", "layernorm_epsilon", "normalization", "gated_linear_unit"), _SHAPE),
         **dict.fromkeys(("activation_func", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "window_size"), _SHAPE),
         **dict.fromkeys(("softmax_scale", "softmax_type", "rotary_interleaved", "multi_latent_attention"), _SHAPE),
@@ -52,7 +55,8 @@ OWNED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"), _LAYERS),
         **dict.fromkeys(("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split"), _LAYERS),
         "account_for_loss_in_pipeline_split": _LAYERS,
-        **dict.fromkeys(("bf16", "fp16", "params_dtype", "pipeline_dtype", "enable_autocast", "autocast_dtype"), _DTYPE),
+        **dict.fromkeys(("bf16", "fp16", "fp8", "fp4", "params_dtype", "pipeline_dtype"), _DTYPE),
+        **dict.fromkeys(("enable_autocast", "autocast_dtype"), _DTYPE),
         **dict.fromkeys(("recompute_granularity", "recompute_method", "recompute_num_layers"), _RECOMPUTE),
         **dict.fromkeys(("overlap_p2p_comm", "batch_p2p_comm"), _P2P),
         **dict.fromkeys(("hidden_dropout", "attention_dropout"), _DROPOUT),
@@ -65,7 +69,6 @@ OWNED: dict[str, dict[str, str]] = {
         "transformer_impl": "is set by mdapo: attention and norm are its own",
         "attention_backend": "is set by mdapo: attention is its own",
         **dict.fromkeys(("init_method", "output_layer_init_method", "use_te_activation_func"), _FIXED),
-        **dict.fromkeys(("fp8", "fp4"), _DTYPE),
     },
     "optimizer": {
         "lr": "use actor.lr",
@@ -77,22 +80,20 @@ OWNED: dict[str, dict[str, str]] = {
         "clip_grad": "use actor.clip_grad",
         "use_distributed_optimizer": "use parallel.distributed_optimizer",
         **dict.fromkeys(("bf16", "fp16", "params_dtype"), _DTYPE),
-        **dict.fromkeys(("overlap_param_gather", "overlap_param_gather_with_optimizer_step"), (
-            "is not supported: weights are read between steps"
-        )),
+        **dict.fromkeys(("overlap_param_gather", "overlap_param_gather_with_optimizer_step"), _GATHER),
     },
     "ddp": {
         "use_distributed_optimizer": "use parallel.distributed_optimizer",
-        "overlap_param_gather": "is not supported: weights are read between steps",
+        "overlap_param_gather": _GATHER,
         "average_in_collective": "is set by mdapo: gradients are summed, the loss weights hold the global denominator",
-        **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), "is not supported: use parallel.distributed_optimizer"),
+        **dict.fromkeys(("use_megatron_fsdp", "use_custom_fsdp"), _FSDP),
     },
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """Values one field takes: names of YAML kinds, and single values of a ``Literal``. Neither: not to be written in YAML."""
+    """Values a field takes: names of YAML kinds, and single values of a ``Literal``. Neither: YAML cannot write it."""
 
     kinds: frozenset[str] = frozenset()
     values: tuple[Any, ...] = ()

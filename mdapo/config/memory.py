@@ -1,4 +1,4 @@
-"""An estimate of what the fullest rank needs, in bytes. An estimate: allocators, kernels and buffers of collectives come on top."""
+"""An estimate of what the fullest rank needs, in bytes: allocators, kernels and collectives' buffers come on top."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def micro_batch_tokens(config: Config, longest: int) -> int:
 
 
 def stage_parameters(model: ModelFacts, *, tp: int, pp: int) -> int:
-    """Parameters on a rank of the fullest stage: embedding and head are at the ends, a tied head is kept twice when PP > 1."""
+    """Parameters on a rank of the fullest stage: embedding and head are at the ends, tied ones twice when PP > 1."""
     whole_layer = model.layer_parameters - model.split_layer_parameters
     layers = model.layers // pp * (model.split_layer_parameters // tp + whole_layer)
     ends = 1 if pp > 1 or model.tied else 2

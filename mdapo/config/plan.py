@@ -1,4 +1,4 @@
-"""The arithmetic of a run before it starts: prompts -> samples -> mini-batches -> micro-batches -> ranks, and what can't be."""
+"""The arithmetic of a run before it starts: prompts -> samples -> mini-batches -> micro-batches -> ranks; what cannot be."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCENARIOS = Path(__file__).resolve().parent.parent / "environments" / "scenarios
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Numbers of one step. ``longest`` tokens of the longest sample there can be; counts of micro-batches are for a batch
-    in which every sample is that long, hence upper bounds. ``world_assumed``: no number of ranks was given."""
+    """Numbers of one step. ``longest`` tokens of the longest sample there can be; counts of micro-batches are for a
+    batch in which every sample is that long, hence upper bounds. ``world_assumed``: no number of ranks was given."""
 
     world: int
     world_assumed: bool
@@ -156,7 +156,8 @@ def _tokens(config: Config) -> Iterator[Problem]:
     strict = config.actor.use_dynamic_bsz and config.actor.over_cap == "error"
     if config.parallel.sequence and strict and cap >= longest and -(-longest // tp) > cap // tp:
         need = -(-longest // tp) * tp
-        text = f"{cap} holds no sample of {longest} tokens once both are multiples of parallel.tensor={tp}; set at least {need}"
+        multiples = f"once both are multiples of parallel.tensor={tp}"
+        text = f"{cap} holds no sample of {longest} tokens {multiples}; set at least {need}"
         yield Problem("actor.ppo_max_token_len", text, ("parallel.tensor",))
 
 
@@ -167,8 +168,8 @@ def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
         works = [t for t in range(1, divided + 1) if divided % t == 0]
         yield Problem(
             "parallel.tensor",
-            f"{parallel.tensor} does not divide the model's {model.heads} attention heads, {model.kv_heads} key-value heads "
-            f"and {model.ffn} feed-forward columns; {', '.join(map(str, works))} would",
+            f"{parallel.tensor} does not divide the model's {model.heads} attention heads, {model.kv_heads} key-value "
+            f"heads and {model.ffn} feed-forward columns; {', '.join(map(str, works))} would",
         )
     stages = parallel.pipeline * parallel.virtual_pipeline
     if model.layers % stages:
@@ -198,7 +199,7 @@ def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iter
     if asked < data.train_prompt_bsz:
         yield f"a step takes at least {-(-data.train_prompt_bsz // asked)} generation rounds"
     if filters.enable and filters.carry_over and filters.max_staleness == 0:
-        yield "algorithm.filter_groups.max_staleness=0: surplus groups are too old by the next step, none is carried over"
+        yield "algorithm.filter_groups.max_staleness=0: surplus groups are too old by the next step, none is kept"
     if config.actor.lr_decay == "constant" and config.actor.min_lr > 0:
         yield "actor.min_lr does nothing with actor.lr_decay=constant"
     if config.algorithm.kl.enable and config.algorithm.kl.coef == 0:

@@ -30,6 +30,7 @@ def render_plan(plan: RunPlan, config: Config, model: ModelFacts | None) -> str:
 
 def _batch(plan: RunPlan, config: Config) -> Rows:
     actor, n = config.actor, config.rollout.n_resp_per_prompt
+    prompt, response = config.data.max_prompt_len, config.rollout.max_response_len
     rounds = config.algorithm.filter_groups.max_num_gen_batches if config.algorithm.filter_groups.enable else None
     most = f", at most {rounds} rounds a step" if rounds else ""
     epochs = f" (x {actor.ppo_epochs} epochs)" if actor.ppo_epochs > 1 else ""
@@ -43,10 +44,7 @@ def _batch(plan: RunPlan, config: Config) -> Rows:
         ("generation", f"{plan.gen_prompts} prompts x {n} = {plan.gen_prompts * n:,} episodes a round{most}"),
         ("optimizer steps", f"{plan.mini_batches} a step{epochs}, of {plan.mini_samples:,} samples"),
         ("a rank's share", f"{plan.rank_samples:,} samples of each optimizer step (data-parallel {plan.dp})"),
-        (
-            "longest sample",
-            f"{plan.longest:,} tokens: prompt {config.data.max_prompt_len:,} + response {config.rollout.max_response_len:,}",
-        ),
+        ("longest sample", f"{plan.longest:,} tokens: prompt {prompt:,} + response {response:,}"),
         ("micro-batches", f"{cut}; if all samples were longest: {plan.micro_batches:,} a rank, {least}"),
         ("whole run", f"{config.run.total_steps:,} steps, {config.run.total_steps * plan.samples:,} samples"),
     ]

@@ -41,7 +41,8 @@ def _lengths(config: Config) -> Iterator[Problem]:
     if prompt + response > context:
         yield Problem(
             "model.max_context",
-            f"{context} is less than data.max_prompt_len + rollout.max_response_len = {prompt} + {response} = {prompt + response}",
+            f"{context} is less than data.max_prompt_len + rollout.max_response_len = {prompt} + {response} = "
+            f"{prompt + response}",
             length_keys[:2],
         )
     elif config.actor.use_dynamic_bsz and config.actor.over_cap == "error" and cap < prompt + response:
@@ -75,7 +76,8 @@ def _batch(config: Config) -> Iterator[Problem]:
     if filters.enable and asked * rounds < groups:
         yield Problem(
             "data.gen_batch_size",
-            f"{rounds} rounds (algorithm.filter_groups.max_num_gen_batches) of {asked} prompts never fill data.train_prompt_bsz={groups}",
+            f"{rounds} rounds (algorithm.filter_groups.max_num_gen_batches) of {asked} prompts never fill "
+            f"data.train_prompt_bsz={groups}",
             ("data.train_prompt_bsz", "algorithm.filter_groups.max_num_gen_batches", "algorithm.filter_groups.enable"),
         )
     mini = config.actor.ppo_mini_batch_size

@@ -1,4 +1,4 @@
-"""Every key there is. A closed schema: an unknown key is an error, a wrong type is an error, nothing is coerced silently.
+"""Every key there is. A closed schema: an unknown key is an error, so is a wrong type, nothing is coerced silently.
 
 Names are verl's where verl has the concept. ``configs/README.md`` describes each key; a test holds the two together.
 This package imports no torch, so that ``mdapo check`` answers at once.

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -28,7 +28,7 @@ _NUMBER_STARTS = list("-+.0123456789")
 class _Loader(yaml.SafeLoader):
     """Composes nodes only; `_Reader` makes values of them."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
@@ -46,7 +46,9 @@ class _Loader(yaml.SafeLoader):
 class Dumper(yaml.SafeDumper):
     """Quotes whatever either kind of YAML would read as something else than text."""
 
-    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -76,7 +78,7 @@ def close(word: str, words: Collection[str]) -> str | None:
 
 
 def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] = ()) -> Tree:
-    """A file over its ``base`` files. ``UserError`` with every problem of its syntax; ``sections`` are the keys that hold keys."""
+    """A file over its ``base`` files; ``sections`` are the keys that hold keys. ``UserError``: problems of its syntax."""
     if path.resolve() in [p.resolve() for p in trail]:
         raise UserError("base: a cycle: " + " -> ".join(str(p) for p in (*trail, path)))
     own, places = _parse(_text(path), where=str(path))
@@ -175,7 +177,7 @@ class _Reader:
                 )
             elif "." in name:
                 self.problems.append(
-                    f"{full}: a key in a file has no dots; write its sections one inside the other ({self.place(key_node)})"
+                    f"{full}: no dots in a file's keys; write sections one inside the other ({self.place(key_node)})"
                 )
             elif name in result:
                 self.problems.append(f"{full}: set twice, first in line {lines[name]} ({self.place(key_node)})")
@@ -200,7 +202,7 @@ class _Reader:
 
 
 def merge(into: Tree, over: Tree, *, sections: Collection[str]) -> None:
-    """Lay ``over`` on ``into``: mappings key by key, everything else (lists too) replaced. An empty section changes nothing."""
+    """Lay ``over`` on ``into``: mappings key by key, all else (lists too) replaced. An empty section changes nothing."""
     into.data = _merged(into.data, over.data, into.places, sections=sections, path="")
     into.places |= over.places
 

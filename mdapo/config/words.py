@@ -84,7 +84,8 @@ def _say(item: Mapping[str, Any]) -> str:
         words, name = _BOUNDS[kind]
         return f"must be {words} {context[name]:g}, not {describe(value)}"
     if kind in ("too_short", "too_long", "missing_argument"):
-        return f"must have {context.get('min_length', context.get('max_length'))} entries, not {context.get('actual_length')}"
+        wanted = context.get("min_length", context.get("max_length"))
+        return f"must have {wanted} entries, not {context.get('actual_length')}"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {describe(value)}"
     return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {describe(value)}"

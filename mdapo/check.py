@@ -1,0 +1,187 @@
+"""What ``mdapo check`` shows: the resolved configuration, the plan, and one rendered conversation with its mask.
+
+Errors of the configuration, layout and files are told before anything heavy is imported. The conversation runs through
+the very code of a rollout; only the engine is a stand-in that always says the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdapo.config.load import Loaded, load
+from mdapo.config.model_facts import read_model
+from mdapo.config.plan import file_problems, plan
+from mdapo.config.problems import lines
+from mdapo.config.render import render_plan
+from mdapo.errors import EXIT_USER, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from mdapo.config.schema import Config
+    from mdapo.data.chat import ChatFormat
+    from mdapo.environments.base import Environment, EnvironmentFactory
+    from mdapo.rollout.engine import Completion, Request
+    from mdapo.types import Episode, Prompt, Score
+
+REPLY = "I am sorry to hear that. Could you tell me more?"
+TURNS_SHOWN = 2
+WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Report:
+    """``text`` to print; ``problems`` are in it, one line each."""
+
+    text: str
+    problems: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_USER if self.problems else 0
+
+
+def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | None = None) -> Report:
+    """Everything that can be known before a run; never raises ``UserError``, its problems are in the report."""
+    try:
+        loaded = load(path, overrides)
+    except UserError as error:
+        return _report([], error.problems)
+    config = loaded.config
+    model, problems = read_model(config.model.path)
+    found = plan(config, world_size=world_size, model=model)
+    blocks = ["# configuration\n" + loaded.resolved_yaml().rstrip(), "# plan\n" + render_plan(found, config, model)]
+    told = lines([*problems, *file_problems(config), *found.problems], loaded.sources)
+    if told or config.debug.mode == "train":
+        return _report(blocks, told)
+    try:
+        blocks.append(_conversation(loaded))
+    except UserError as error:
+        told = error.problems
+    return _report(blocks, told)
+
+
+def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
+    verdict = [f"# {len(problems)} problem{'s' * (len(problems) > 1)}\n" + "\n".join(problems)] if problems else []
+    return Report("\n\n".join([*blocks, *verdict]), tuple(problems))
+
+
+def _conversation(loaded: Loaded) -> str:
+    """Load data, chat format, environment and reward as a run does; show the first prompt's conversation."""
+    from mdapo import environments, plugins
+    from mdapo.data.chat import ChatFormat
+    from mdapo.data.prompts import drop_overlong, load_prompts
+    from mdapo.rewards.runner import RewardRunner
+
+    config = loaded.config
+    chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
+    environment = plugins.load(
+        config.environment.name,
+        builtin=environments.BUILTIN,
+        required=("prompt", "seed"),
+        args=config.environment.args,
+    )
+    rewards = RewardRunner(config.reward, default=config.environment.name)
+    try:
+        counts, first = [], None
+        for kind, files in (("training", config.data.train_files), ("validation", config.data.val_files)):
+            if not files:
+                continue
+            prompts, dropped = drop_overlong(
+                load_prompts(files, config.data),
+                lambda p: len(chat.prompt_ids(_opposite(environment, p, config).opening())),
+                config.data.max_prompt_len,
+                config.data.overlong_prompts,
+            )
+            first = first or prompts[0]
+            too_long = f"; {dropped:,} longer than data.max_prompt_len={config.data.max_prompt_len} left out"
+            counts.append(f"{kind} prompts: {len(prompts):,}{too_long if dropped else ''}")
+        assert first is not None, "data.train_files is not empty"
+        episode = asyncio.run(_talk(config, chat, _opposite(environment, first, config), first))
+        score = asyncio.run(rewards.score(episode))
+    finally:
+        rewards.close()
+    head = ["# data", *counts, "", "# chat", *chat.check().lines, ""]
+    title = f"# one conversation: {first.uid}, the model's words are a stand-in"
+    return "\n".join([*head, title, *_show(chat, episode), "", *_ending(episode, score)])
+
+
+def _opposite(environment: EnvironmentFactory, prompt: Prompt, config: Config) -> Environment:
+    """The environment of one conversation; what it says against its arguments or its row is a problem of the user's."""
+    try:
+        return environment(prompt, seed=config.run.seed, **config.environment.args)
+    except Exception as error:
+        raise UserError(f"environment.name={config.environment.name}: refuses {prompt.uid}: {error}") from error
+
+
+async def _talk(config: Config, chat: ChatFormat, opposite: Environment, prompt: Prompt) -> Episode:
+    from mdapo.rollout.engine import SamplingParams
+    from mdapo.rollout.episode import Limits, run_episode
+
+    limits = Limits.of(config)
+    return await run_episode(
+        _StandIn(chat),
+        opposite,
+        chat,
+        prompt,
+        0,
+        limits=replace(limits, max_turns=min(limits.max_turns, TURNS_SHOWN)),
+        sampling=SamplingParams(max_new_tokens=1),
+        session="check",
+        group="check",
+        seed=config.run.seed,
+    )
+
+
+class _StandIn:
+    """An engine that always says `REPLY` and ends its turn."""
+
+    version = 0
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._ids = [*chat.tokenizer(REPLY, add_special_tokens=False).input_ids, chat.stop_ids[0]]
+
+    async def generate(self, request: Request) -> Completion:
+        from mdapo.rollout.engine import Completion
+
+        ids = tuple(self._ids[: request.params.max_new_tokens])
+        finish = "stop" if len(ids) == len(self._ids) else "length"
+        return Completion(ids=ids, logps=(0.0,) * len(ids), finish=finish, version=self.version)
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None: ...
+
+    async def abort(self, session: str | None = None) -> None: ...
+
+    async def release(self, session: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def _show(chat: ChatFormat, episode: Episode) -> list[str]:
+    """Every token, apart by a middle dot, after its mask; a new line where the mask changes or the text breaks."""
+    result = [f"mask 1: the policy wrote it ({episode.num_model_tokens} of {len(episode.ids)} tokens); · parts tokens"]
+    parts = [("prompt", episode.prompt_ids, [False] * len(episode.prompt_ids))]
+    parts += [(t.role, t.ids, t.mask) for t in episode.turns]
+    for role, ids, mask in parts:
+        result.append(f"{role}, {len(ids)} tokens")
+        row, row_mask = "", None
+        for token, written in zip(ids, mask, strict=True):
+            text = chat.tokenizer.decode([int(token)]).replace("\n", "⏎")
+            if row and (row_mask != written or len(row) + len(text) > WIDTH or row.endswith("⏎")):
+                result.append(f"  {int(row_mask or 0)} │ {row}")
+                row = ""
+            row, row_mask = (f"{row}·{text}" if row else text), written
+        if row:
+            result.append(f"  {int(row_mask or 0)} │ {row}")
+    return result
+
+
+def _ending(episode: Episode, score: Score) -> list[str]:
+    shown = len([m for m in episode.messages if m.role == "assistant"])
+    parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
+    worth = f"{score.value:g}" + (f" ({parts})" if parts else "") if score.valid else "none: the reward failed"
+    return [f"end: {episode.end} (at most {TURNS_SHOWN} turns are shown; {shown} here)", f"reward: {worth}"]
