@@ -31,8 +31,8 @@ Metrics = dict[str, torch.Tensor]
 LossFn = Callable[[torch.Tensor, torch.Tensor, "MicroBatch"], tuple[torch.Tensor, Metrics]]
 
 MAXIMUM = "_max"
-# Already in final units once added up: the loss and its terms (their weights hold the denominator), and the counts.
-FINAL = frozenset({"loss", "pg_loss", "kl_loss", "entropy_loss", "tokens", "rollout_tokens"})
+# Already in final units once added up: the terms of the loss (their weights hold the denominator), and the counts.
+FINAL = frozenset({"pg_loss", "kl_loss", "entropy_loss", "tokens", "rollout_tokens"})
 # Metrics over the tokens whose rollout log-prob is known; all others are over the tokens with weight.
 OVER_ROLLOUT_TOKENS = frozenset({"rollout_logp_gap", "rollout_kl", "tis_weight", "tis_capped"})
 
@@ -132,9 +132,9 @@ def make_loss_fn(cfg: Config) -> LossFn:
     with the micro-batch's weights. ``old_logps_R`` None means that the step is on-policy: the forward pass's own
     log-probs, detached, stand in (the ratio is exactly 1, the gradient the same). With ``kl.where == "reward"`` the
     discounted KL to go of the policy before the update is taken from the advantages instead. With ``tis_cap`` each
-    token's weight is multiplied by `tis_weights`. Further metrics: ``loss``, ``entropy``, ``kl`` (sum of estimates),
+    token's weight is multiplied by `tis_weights`. Further metrics: ``entropy``, ``kl``, ``kl_loss``, ``entropy_loss``,
     ``rollout_logp_gap`` (``|old - rollout|``), ``rollout_logp_gap_max``, ``rollout_kl`` (k3, engine to actor),
-    ``rollout_tokens``.
+    ``rollout_tokens``; with TIS ``tis_weight`` and ``tis_capped``. The loss itself is not among them.
     """
     algorithm = cfg.algorithm
     tis_cap = algorithm.rollout_correction.tis_cap
@@ -166,8 +166,7 @@ def make_loss_fn(cfg: Config) -> LossFn:
         pg_loss, pg_metrics = policy_loss(
             logps, old_logps, advantages, weights, batch.segment_R, batch.num_segments, algorithm
         )
-        loss = pg_loss + extra_loss
-        return loss, {"loss": loss.detach(), **pg_metrics, **metrics}
+        return pg_loss + extra_loss, {**pg_metrics, **metrics}
 
     return loss_fn
 

@@ -137,8 +137,8 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
     """One micro-batch of ``samples``; of none, a filler: a sequence of zeros whose one scored token has weight 0.
 
     A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the
-    longest (the result is still in packed form, for one code path; padding comes after all scored tokens and is never
-    scored).
+    longest, rounded up (the result is still in packed form, for one code path; padding comes after all scored tokens
+    and is never scored).
     """
     rows = {
         "ids": [s.ids for s in samples],
@@ -149,7 +149,7 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
     }
     if not samples:
         rows = _filler_rows()
-    row_len = None if remove_padding else max(len(ids) for ids in rows["ids"])
+    row_len = None if remove_padding else _round_up(max(len(ids) for ids in rows["ids"]), token_multiple)
     packed = pack(rows, multiple=token_multiple, row_len=row_len)
     scored_R = np.flatnonzero(packed.fields["mask"])
     assert len(scored_R) and packed.positions_T[scored_R].all(), "a scored token needs one before it"
@@ -173,12 +173,14 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
 
 def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
     lengths = [len(s.ids) for s in samples]
+    if not cfg.actor.use_remove_padding:
+        lengths = [_round_up(length, token_multiple) for length in lengths]
     if not cfg.actor.use_dynamic_bsz:
         return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
     return plan_micro_batches(
         lengths,
         dp=dp,
-        cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,
+        cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
         multiple=micro_multiple,
         padded=not cfg.actor.use_remove_padding,
         over_cap=cfg.actor.over_cap,
@@ -221,6 +223,10 @@ def _filler_rows() -> dict[str, list[np.ndarray]]:
         "weights": [zeros],
         "rollout_logps": [zeros],
     }
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def _mean(values: np.ndarray) -> float:

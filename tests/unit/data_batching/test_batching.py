@@ -172,6 +172,15 @@ def test_a_scored_token_is_predicted_from_the_one_before_it() -> None:
     assert (batch.segment_R.diff() >= 0).all()
 
 
+def test_padded_rows_are_of_one_length_that_the_token_multiple_divides() -> None:
+    """No odd segment behind the rows: a layer that wants [batch, sequence] gets rows only."""
+    samples, _ = make_samples(mixed_groups(), config())
+    batch = pack_micro_batch(samples[:3], token_multiple=4, remove_padding=False)
+    assert batch.cu_seqlens == (0, 20, 40, 60)
+    assert max(len(s.ids) for s in samples[:3]) == 17
+    assert torch.equal(batch.ids_T[batch.loss_index_R + 1], batch.targets_R)
+
+
 def test_a_filler_has_one_scored_token_without_weight() -> None:
     """Case 10."""
     batch = pack_micro_batch([], token_multiple=4)
