@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,16 +15,18 @@ from mdapo.config.megatron_options import check_options
 from mdapo.config.presets import resolve_algorithm
 from mdapo.config.problems import Problem, lines
 from mdapo.config.rules import check_rules
-from mdapo.config.schema import Config, Megatron
+from mdapo.config.schema import Config
 from mdapo.config.source import Dumper, Tree, apply_overrides, close, read_file
 from mdapo.config.words import keys_of, problems_of, section_of
 from mdapo.errors import UserError
 
 SECTIONS = frozenset(key for key, field in keys_of() if section_of(field.annotation) is field.annotation)
+MAPPINGS = tuple(key for key, field in keys_of() if get_origin(field.annotation) is dict)
 _PLAIN_REFERENCE = re.compile(r"\$\{[A-Za-z_][\w\-]*(?:\.[\w\-]+)*\}")
 _SECRET = re.compile(r"(?:^|[_\-.])(?:api_?)?(?:key|token|password|passwd|secret|credentials?)$", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 REDACTED = "<redacted>"
+_FREE = frozenset(key.rsplit(".", 1)[-1] for key in MAPPINGS)  # "args" too, of rewards as of environments
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,34 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """
     tree = read_file(Path(path), sections=SECTIONS)
     apply_overrides(tree, overrides, sections=SECTIONS)
+    _empty_mappings(tree.data)
     problems = _interpolate(tree)
     config, found = _validate(tree.data, skip={p.key for p in problems})
     problems += found
     if config is not None:
-        spoilt = {p.key for p in problems}
-        problems += [p for p in check_rules(config) if spoilt.isdisjoint((p.key, *p.others))]
+        spoilt = tuple(p.key for p in problems)
+        problems += [p for p in check_rules(config) if not any(_within(k, spoilt) for k in (p.key, *p.others))]
         problems += check_options(config)
     if problems:
         raise UserError(lines(problems, tree.places))
     assert config is not None
     return Loaded(config, tree.places)
+
+
+def _empty_mappings(data: dict[str, Any]) -> None:
+    """``engine_args: null`` takes away what a base file put there."""
+    for path in MAPPINGS:
+        *parents, last = path.split(".")
+        node: Any = data
+        for part in parents:
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, dict) and last in node and node[last] is None:
+            node[last] = {}
+
+
+def _within(key: str, spoilt: Iterable[str]) -> bool:
+    """Whether a key, or what holds it, is already known to be wrong."""
+    return any(key == s or key.startswith(f"{s}.") for s in spoilt)
 
 
 def _validate(data: dict[str, Any], *, skip: set[str]) -> tuple[Config | None, list[Problem]]:
@@ -171,13 +190,10 @@ def _redacted(data: Any, *, free: bool) -> Any:
     """Secrets live only where keys are free (arguments of plug-ins and engines) and in URLs."""
     if isinstance(data, dict):
         return {
-            k: REDACTED if free and isinstance(v, str) and _SECRET.search(k) else _redacted(v, free=free or k in FREE)
+            k: REDACTED if free and isinstance(v, str) and _SECRET.search(k) else _redacted(v, free=free or k in _FREE)
             for k, v in data.items()
         }
     if isinstance(data, (list, tuple)):
         return [_redacted(v, free=free) for v in data]
     # A text that holds "${" is no reference any more: all of those are resolved.
     return _USER_INFO.sub(f"{REDACTED}@", data).replace("${", "\\${") if isinstance(data, str) else data
-
-
-FREE = frozenset({"args", "engine_args", *Megatron.model_fields})

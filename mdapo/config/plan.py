@@ -1,4 +1,4 @@
-"""The arithmetic of a run before it starts: prompts -> samples -> mini-batches -> micro-batches -> ranks; what cannot be."""
+"""The arithmetic of a run before it starts: prompts -> samples -> mini-batches -> micro-batches -> ranks."""
 
 from __future__ import annotations
 

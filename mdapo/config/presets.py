@@ -12,8 +12,9 @@
 
 GMPO clips the log-ratio, the others the ratio. RLOO as published has no clip: with one update a step the ratio is 1 and
 the clip does nothing. REINFORCE++ normalises over the global batch. A KL term is ``algorithm.kl.enable`` for all of
-them: the papers of GRPO and REINFORCE++ have one, DAPO, Dr. GRPO and GSPO train without. DAPO's soft overlong penalty is ``reward.overlong_buffer_cfg`` (eq. 13), and its
-dynamic sampling (eq. 11) ``algorithm.filter_groups``.
+them: the papers of GRPO and REINFORCE++ have one, DAPO, Dr. GRPO and GSPO
+train without. DAPO's soft overlong penalty (eq. 13) is ``reward.overlong_buffer_cfg``, its dynamic sampling (eq. 11)
+``algorithm.filter_groups``.
 """
 
 from __future__ import annotations

@@ -104,6 +104,9 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",)
         )
+    if rollout.urls and rollout.engine_args:
+        text = "are for servers that mdapo starts; with rollout.urls, give them to the servers (null takes them away)"
+        yield Problem("rollout.engine_args", text, ("rollout.urls",))
     for i, url in enumerate(rollout.urls):
         if not _URL.fullmatch(url):
             yield Problem(f"rollout.urls.{i}", f"must look like http://host:port, not {url!r}", ("rollout.urls",))

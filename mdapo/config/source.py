@@ -78,7 +78,7 @@ def close(word: str, words: Collection[str]) -> str | None:
 
 
 def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] = ()) -> Tree:
-    """A file over its ``base`` files; ``sections`` are the keys that hold keys. ``UserError``: problems of its syntax."""
+    """A file over its ``base`` files; ``sections`` are the keys that hold keys. ``UserError``: bad syntax."""
     if path.resolve() in [p.resolve() for p in trail]:
         raise UserError("base: a cycle: " + " -> ".join(str(p) for p in (*trail, path)))
     own, places = _parse(_text(path), where=str(path))
@@ -202,7 +202,7 @@ class _Reader:
 
 
 def merge(into: Tree, over: Tree, *, sections: Collection[str]) -> None:
-    """Lay ``over`` on ``into``: mappings key by key, all else (lists too) replaced. An empty section changes nothing."""
+    """Lay ``over`` on ``into``: mappings key by key, all else (lists too) replaced. Empty sections change nothing."""
     into.data = _merged(into.data, over.data, into.places, sections=sections, path="")
     into.places |= over.places
 

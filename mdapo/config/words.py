@@ -65,7 +65,17 @@ def describe(value: Any) -> str:
 
 def problems_of(error: ValidationError) -> list[Problem]:
     """One problem a schema error, in the schema's order, without pydantic's own words."""
-    return [Problem(".".join(str(p) for p in item["loc"]), _say(item)) for item in error.errors(include_url=False)]
+    result = []
+    for item in error.errors(include_url=False):
+        key = ".".join(str(p) for p in item["loc"])
+        keys = _required_in(key) if item["type"] == "missing" else [key]
+        result += [Problem(k, _say(item)) for k in keys]
+    return result
+
+
+def _required_in(key: str) -> list[str]:
+    """The keys that a missing section must hold; the key itself if it is none."""
+    return [k for k, field in keys_of() if k.startswith(f"{key}.") and field.is_required()] or [key]
 
 
 def _say(item: Mapping[str, Any]) -> str:
