@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -66,7 +66,7 @@ class EnvironmentFailed(RuntimeError):
 
 async def run_episode(
     engine: Engine,
-    env: Environment,
+    make_env: Callable[[], Environment],
     chat: Chat,
     prompt: Prompt,
     index: int,
@@ -79,11 +79,12 @@ async def run_episode(
 ) -> Episode:
     """Talk until the environment ends it or a limit is met; the episode is not scored yet.
 
-    ``sampling`` gives temperature and cuts; its token count and stop ids are set here for each turn. ``session`` is
-    unique among live episodes. An environment or engine that fails ends the episode with ``error``, the deadline with
-    ``aborted``; neither raises. ``UserError`` when the chat template refuses the conversation.
+    ``make_env`` makes this episode's own environment. ``sampling`` gives temperature and cuts; its token count and stop
+    ids are set here for each turn. ``session`` is unique among live episodes. An environment or engine that fails ends
+    the episode with ``error``, the deadline with ``aborted``; neither raises. ``UserError`` when the chat template
+    refuses the conversation.
     """
-    talk = _Talk(engine, env, chat, limits, sampling, session, group, seed)
+    talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed)
     try:
         async with asyncio.timeout(limits.timeout_s):
             end = await talk.run()
@@ -94,6 +95,9 @@ async def run_episode(
     except (EngineError, EnvironmentFailed) as error:
         log.warning("%s: %s", session, error)
         end = "error"
+    except asyncio.CancelledError:
+        await engine.abort(session)
+        raise
     finally:
         await engine.release(session)
     return Episode(
@@ -112,7 +116,7 @@ class _Talk:
     def __init__(
         self,
         engine: Engine,
-        env: Environment,
+        make_env: Callable[[], Environment],
         chat: Chat,
         limits: Limits,
         sampling: SamplingParams,
@@ -120,7 +124,7 @@ class _Talk:
         group: str,
         seed: int,
     ) -> None:
-        self.engine, self.env, self.chat, self.limits = engine, env, chat, limits
+        self.engine, self.make_env, self.chat, self.limits = engine, make_env, chat, limits
         self.sampling, self.session, self.group, self.seed = sampling, session, group, seed
         self.messages: list[Message] = []
         self.prompt_ids: list[int] = []
@@ -141,7 +145,8 @@ class _Talk:
 
     async def run(self) -> EndReason:
         try:
-            self.messages = list(self.env.opening())
+            env = self.make_env()
+            self.messages = list(env.opening())
         except Exception as error:
             raise EnvironmentFailed(f"the environment's opening failed: {error!r}") from error
         self.prompt_ids = self.chat.prompt_ids(self.messages)
@@ -154,7 +159,7 @@ class _Talk:
                 return "aborted"
             if completion.finish == "length" and self.budget <= 0:
                 return self.limit_met
-            observation = self._listen()
+            observation = self._listen(env)
             if observation.end is not None:
                 return observation.end
             if turn + 1 == self.limits.max_turns:
@@ -183,9 +188,9 @@ class _Talk:
         self.messages.append(Message("assistant", self.chat.decode(completion.ids)))
         return completion
 
-    def _listen(self) -> Observation:
+    def _listen(self, env: Environment) -> Observation:
         try:
-            observation = self.env.observe(tuple(self.messages))
+            observation = env.observe(tuple(self.messages))
         except Exception as error:
             raise EnvironmentFailed(f"the environment failed in turn {len(self.turns)}: {error!r}") from error
         self.messages += observation.messages

@@ -39,7 +39,7 @@ def talk(
     return asyncio.run(
         run_episode(
             engine,
-            env,
+            lambda: env,
             chat or WordChat(),
             PROMPT,
             0,
