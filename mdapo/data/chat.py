@@ -97,7 +97,7 @@ class ChatFormat:
         if not folder.is_dir():
             raise UserError(f"model.path: no such folder: {path}")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"model.path: no tokenizer could be read from {path}: {_first_line(error)}") from error
         if template is not None:
@@ -150,10 +150,9 @@ class ChatFormat:
     def decode(self, ids: Sequence[int]) -> str:
         """The assistant's text for the environment: stop tokens at the end taken off; other control tokens show."""
         end = len(ids)
-        while end and int(ids[end - 1]) in self.stop_ids:
+        while end and ids[end - 1] in self.stop_ids:
             end -= 1
-        ids = [int(i) for i in ids[:end]]
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._text(ids[:end])
 
     # ---- template and tokenizer --------------------------------------------------------------------------------------
 
@@ -195,12 +194,16 @@ class ChatFormat:
         """Token ids; control tokens spelt in ``text`` are themselves (``special``) or mere characters."""
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special).input_ids)
 
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
     def _probe(self, eos_ids: Sequence[int]) -> None:
         """Find the end of a turn in what the template writes after an assistant's text; raise if it cannot converse."""
-        problems = []
+        problems: list[str] = []
         user, say = Message("user", "Words of the user."), Message("assistant", _SAY)
+        text = ""
         for needed in ([Message("system", "Words of the system."), user], [user, say, user]):
             try:
                 text, _ = self._render(needed, generate=False)
@@ -270,7 +273,7 @@ class ChatFormat:
         return Difference(what, at, self._name(built, at), self._name(whole, at))
 
     def _name(self, ids: Sequence[int], at: int) -> str:
-        return self.tokenizer.decode([ids[at]]) if at < len(ids) else "(end)"
+        return self._text(ids[at : at + 1]) if at < len(ids) else "(end)"
 
 
 def _generation_eos(folder: Path) -> list[int]:
@@ -282,7 +285,7 @@ def _generation_eos(folder: Path) -> list[int]:
         eos: Any = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{file}: {_first_line(error)}") from error
-    return [int(i) for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
+    return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,8 +11,8 @@ from mdapo.types import EndReason, Message, Prompt, Score
 _MAX_TEXT = 4000  # characters looked at, from the end: an answer stands at the end, and work stays bounded
 _MAX_DIGITS = 40  # longer numbers are text
 _MAX_EXPONENT = 30
-_DASHES = str.maketrans(dict.fromkeys("−‒–—﹣－", "-"))
-_SPACES = str.maketrans(dict.fromkeys("\xa0\u2009\u202f\u2007", " "))
+# Dashes that stand for a minus sign, and spaces that are not breaking or thin.
+_PLAIN = str.maketrans("\u2212\u2012\u2013\u2014\ufe63\uff0d\u00a0\u2009\u202f\u2007", "------    ")
 _DROPPED = re.compile(
     r"\\[,;!:]|\\(?:left|right)\b|\\?\$|[€£¥]|\*\*|`|\\%|%|\\text\s*\{[^{}]*\}|\\(?:mathrm|mathbf)\b|[{}]"
 )
@@ -119,7 +119,7 @@ def _numbers(text: str) -> list[str]:
 
 def _tidy(text: str) -> str:
     """ASCII signs, LaTeX fractions as ``a/b``, and no currency signs, per cent signs, spacing commands or braces."""
-    text = text.translate(_DASHES).translate(_SPACES)
+    text = text.translate(_PLAIN)
     text = _FRAC.sub(lambda f: f" {f[1] or f[3]}/{f[2] or f[4]}", text)
     text = _DROPPED.sub("", text)
     return re.sub(r"\s+", " ", text).strip().rstrip(".,;:!")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -272,7 +271,7 @@ def test_unusable_folders_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_smollm2_is_append_only_and_ends_its_turns_at_im_end() -> None:
-    folder = Path(os.environ.get("MDAPO_TEST_MODEL", "models/SmolLM2-135M-Instruct"))
+    folder = Path(__file__).parents[3] / "models" / "SmolLM2-135M-Instruct"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     c = ChatFormat.from_folder(str(folder))
