@@ -76,25 +76,27 @@ class _Ledger:
 
 
 class DynamicBatch:
-    """Collects one step's groups after the other. The arguments are the parts it joins; ``notify`` gets a line a round.
+    """Collects one step's groups after the other, from the parts it is given.
 
-    ``environment`` is called as ``environment(prompt, seed=..., **config.environment.args)``: the n episodes of a group
-    meet the same counterpart, with samplings of their own.
+    ``environment(prompt, seed=...)`` makes the counterpart of one episode (its configured arguments are bound already);
+    the n episodes of a group meet the same one, with samplings of their own. ``notify`` gets a line a round,
+    ``progress`` a few words at each finished episode.
     """
 
     def __init__(
         self,
-        *,
         engine: Engine,
         chat: Chat,
         environment: EnvironmentFactory,
         rewards: Rewards,
         stream: Stream,
         config: Config,
+        *,
         notify: Callable[[str], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.engine, self.chat, self.environment, self.rewards = engine, chat, environment, rewards
-        self.stream, self.config, self.notify = stream, config, notify
+        self.stream, self.config, self.notify, self.progress = stream, config, notify, progress
         self.limits = Limits.of(config)
         self._kept: list[Group] = []  # accepted and not trained yet, oldest first
         self._dispatched = 0  # groups begun since the run began: part of every seed
@@ -124,13 +126,13 @@ class DynamicBatch:
         failures = self.rewards.end_step()
         return self._hand_out(version, failures, ledger)
 
-    async def evaluate(self, prompts: Sequence[Prompt], *, version: int) -> list[Episode]:
+    async def evaluate(self, prompts: Sequence[Prompt]) -> list[Episode]:
         """``rollout.val.n`` scored episodes of each prompt, with its sampling; the same seeds at every call."""
         val = self.config.rollout.val
         await self.engine.abort()
         sampling = SamplingParams(1, temperature=val.temperature, top_p=val.top_p)
         names = [f"val/{p.uid}" for p in prompts]
-        groups = await self._run(prompts, names, n=val.n, sampling=sampling, version=version)
+        groups = await self._run(prompts, names, n=val.n, sampling=sampling, version=self.engine.version)
         return [episode for group in groups for episode in group.episodes]
 
     def trained(self, collected: Collected) -> None:
@@ -161,10 +163,19 @@ class DynamicBatch:
         self, prompts: Sequence[Prompt], names: Sequence[str], *, n: int, sampling: SamplingParams, version: int
     ) -> list[Group]:
         """All episodes of all prompts at once; groups in the order of ``prompts``. One exception ends them all."""
+        finished = 0
+
+        async def run(prompt: Prompt, index: int, name: str) -> Episode:
+            nonlocal finished
+            episode = await self._episode(prompt, index, name=name, sampling=sampling)
+            finished += 1
+            self.progress(f"{finished} of {len(prompts) * n} conversations")
+            return episode
+
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    [tasks.create_task(self._episode(p, i, name=name, sampling=sampling)) for i in range(n)]
+                    [tasks.create_task(run(p, i, name)) for i in range(n)]
                     for p, name in zip(prompts, names, strict=True)
                 ]
         except BaseExceptionGroup as errors:
@@ -173,10 +184,10 @@ class DynamicBatch:
         return [Group(p, group, version) for p, group in zip(prompts, episodes, strict=True)]
 
     async def _episode(self, prompt: Prompt, index: int, *, name: str, sampling: SamplingParams) -> Episode:
-        seed, args = self.config.run.seed, self.config.environment.args
+        seed = self.config.run.seed
         episode = await run_episode(
             self.engine,
-            lambda: self.environment(prompt, seed=seed_of(seed, "environment", name), **args),
+            lambda: self.environment(prompt, seed=seed_of(seed, "environment", name)),
             self.chat,
             prompt,
             index,

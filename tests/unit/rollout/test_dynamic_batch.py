@@ -65,12 +65,12 @@ def make(
 ) -> DynamicBatch:
     lines: list[str] = []
     batch = DynamicBatch(
-        engine=engine or ScriptedEngine(lambda _: ([20, STOP], "stop")),
-        chat=WordChat(),
-        environment=lambda prompt, *, seed, **_: ScriptedEnv(prompt, []),
-        rewards=TableRewards(outcome),
-        stream=PromptStream(prompts(count), seed=0, shuffle=False, epochs=epochs),
-        config=config(**keys),
+        engine or ScriptedEngine(lambda _: ([20, STOP], "stop")),
+        WordChat(),
+        lambda prompt, *, seed, **_: ScriptedEnv(prompt, []),
+        TableRewards(outcome),
+        PromptStream(prompts(count), seed=0, shuffle=False, epochs=epochs),
+        config(**keys),
         notify=lines.append,
     )
     batch.lines = lines  # type: ignore[attr-defined]
@@ -320,7 +320,7 @@ def test_a_restored_batch_goes_on_as_if_it_had_never_stopped() -> None:
 def test_evaluation_samples_as_asked_and_leaves_the_stream_alone() -> None:
     engine = ScriptedEngine(lambda _: ([20, STOP], "stop"))
     batch = make(good, engine=engine, rollout={"val": {"n": 3, "temperature": 0.0, "top_p": 0.7}})
-    episodes = asyncio.run(batch.evaluate(prompts(2), version=4))
+    episodes = asyncio.run(batch.evaluate(prompts(2)))
     assert [(e.prompt.uid, e.index) for e in episodes] == [(f"p{p}", i) for p in range(2) for i in range(3)]
     assert all(e.score is not None for e in episodes)
     assert {(r.params.temperature, r.params.top_p) for r in engine.requests} == {(0.0, 0.7)}
