@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mdapo.config.schema import Data
@@ -240,3 +241,28 @@ def test_overlong_prompts_are_dropped_with_a_count_or_named(tmp_path: Path) -> N
     assert len(caught.value.problems) == 2
     with pytest.raises(UserError, match="all 4 prompts are longer; the shortest has 3 tokens"):
         drop_overlong(loaded, lambda p: len(p.messages[0].content), 2, "drop")
+
+
+def test_parquet_columns_that_are_no_json_data_are_named(tmp_path: Path) -> None:
+    when = datetime.datetime(2024, 7, 26)
+    table = pa.table({"prompt": ["x", "y"], "extra_info": [{"when": when}, None], "raw": [None, b"\xff"]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    first, second = problems(str(tmp_path / "rows.parquet"))
+    assert first.endswith("rows.parquet:1: extra_info.when: datetime is not JSON data")
+    assert second.endswith("rows.parquet:2: raw: bytes is not JSON data")
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_to_a_file_is_a_prompt_or_a_named_problem(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes changed, cut out or put in: each line is read or named, and nothing else is raised."""
+    raw = bytearray(json.dumps({**GOOD, "extra_info": {"index": 1}}).encode() + b"\n") * 2
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(raw)
+    try:
+        load_prompts([str(file)], CFG)
+    except UserError as error:
+        assert all(problem.startswith(str(file)) for problem in error.problems)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,3 +256,27 @@ def test_numpy_and_bool_values_are_numbers() -> None:
         read_verdict(Score(1.0, float("nan")))
     with pytest.raises(BadReward, match="not valid"):
         read_verdict(Score(1.0, 1.0, valid=False))
+
+
+TRAINER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from test_runner import episode, part
+from mdapo.config.schema import RewardCfg
+from mdapo.rewards.runner import RewardRunner
+
+runner = RewardRunner(RewardCfg(functions=[part("hanging")], workers=2))
+print(*(w.pid for w in runner._workers), flush=True)
+asyncio.run(runner.score(episode("x")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_trainer_that_is_killed_leaves_no_reward_process_behind() -> None:
+    command = [sys.executable, "-c", TRAINER, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        pids = [int(pid) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+    assert len(pids) == 2
+    assert all(gone(pid) for pid in pids)
