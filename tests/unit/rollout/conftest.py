@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-SIZE = {
+SIZE: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 48,
     "intermediate_size": 48,
@@ -18,7 +19,7 @@ SIZE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS: dict[str, Any] = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
 
 def _save_tiny(folder: Path, *, family: str = "llama", tied: bool = True, seed: int = 0) -> Path:

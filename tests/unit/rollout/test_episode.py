@@ -35,7 +35,7 @@ def talk(
     **limits: Any,
 ) -> Episode:
     env = ScriptedEnv(PROMPT, answers)
-    all_limits = Limits(**{"max_turns": 5, "max_response_len": 100, "max_context": 200, "timeout_s": 5.0, **limits})
+    defaults: dict[str, Any] = {"max_turns": 5, "max_response_len": 100, "max_context": 200, "timeout_s": 5.0}
     return asyncio.run(
         run_episode(
             engine,
@@ -43,7 +43,7 @@ def talk(
             chat or WordChat(),
             PROMPT,
             0,
-            limits=all_limits,
+            limits=Limits(**defaults | limits),
             sampling=SamplingParams(1, temperature=0.9, top_p=0.8),
             session="s",
             group="g",

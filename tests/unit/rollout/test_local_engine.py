@@ -19,7 +19,8 @@ SaveTiny = Callable[..., Path]
 
 
 def make(folder: Path, **args: Any) -> LocalEngine:
-    return LocalEngine(folder, **{"dtype": "float32", "max_running": 8, "max_context": 256, "threads": 1, **args})
+    defaults: dict[str, Any] = {"dtype": "float32", "max_running": 8, "max_context": 256, "threads": 1}
+    return LocalEngine(folder, **defaults | args)
 
 
 def ask(ids: Sequence[int], *, new: int = 12, session: str = "a", seed: int = 1, **params: Any) -> Request:
