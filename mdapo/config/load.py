@@ -87,10 +87,9 @@ def _validate(data: dict[str, Any], *, skip: set[str]) -> tuple[Config | None, l
     except ValidationError as error:
         problems = [p for p in problems_of(error) if p.key not in skip]
         spoilt = skip | {p.key for p in problems}
-    missing = {p.key for p in problems if p.text == "must be set"}
-    stand_in = {"model": {"path": "?"}, "data": {"train_files": ["?"]}} if missing else {}
+    stand_in = {"model": {"path": "?"}, "data": {"train_files": ["?"]}}
     try:
-        return _resolved(Config.model_validate(_filled(_without(data, spoilt - missing), stand_in))), problems
+        return _resolved(Config.model_validate(_filled(_without(data, spoilt), stand_in))), problems
     except ValidationError:
         return None, problems
 
@@ -111,10 +110,12 @@ def _without(data: Any, spoilt: Iterable[str], path: str = "") -> Any:
 
 
 def _filled(data: dict[str, Any], below: dict[str, Any]) -> dict[str, Any]:
-    return {
-        k: _filled(data.get(k, {}), below[k]) if isinstance(below.get(k), dict) else data.get(k, below.get(k))
-        for k in below | data
-    }
+    """``data`` over ``below``."""
+    result = below | data
+    for key in data.keys() & below.keys():
+        if isinstance(data[key], dict) and isinstance(below[key], dict):
+            result[key] = _filled(data[key], below[key])
+    return result
 
 
 def _interpolate(tree: Tree) -> list[Problem]:
@@ -127,23 +128,29 @@ def _interpolate(tree: Tree) -> list[Problem]:
     from omegaconf.errors import OmegaConfBaseException
 
     problems = []
-    values = OmegaConf.create(_filled(tree.data, _defaults(Config)))
     for keys in places:
-        path = ".".join(str(k) for k in keys)
         text = _at(tree.data, keys)
         if "${" in _PLAIN_REFERENCE.sub("", text):
-            problems.append(
-                Problem(path, f"only references such as ${{data.train_prompt_bsz}} can be used, not {text!r}")
-            )
+            what = f"only references such as ${{data.train_prompt_bsz}} can be used, not {text!r}"
+            problems.append(Problem(_dotted(keys), what))
+    unusable = {p.key for p in problems}
+    values = OmegaConf.create(_filled(_without(tree.data, unusable), _defaults(Config)))
+    for keys in places:
+        text = _at(tree.data, keys)
+        if _dotted(keys) in unusable:
             continue
         try:
             value = _at(values, keys)
             plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, RecursionError):
-            problems.append(Problem(path, _why_not(text, values)))
+            problems.append(Problem(_dotted(keys), _why_not(text, values)))
             continue
         _at(tree.data, keys[:-1])[keys[-1]] = plain
     return problems
+
+
+def _dotted(keys: Sequence[str | int]) -> str:
+    return ".".join(str(k) for k in keys)
 
 
 def _why_not(text: str, values: Any) -> str:

@@ -53,6 +53,14 @@ class Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """In double quotes where single ones would lose an unusual line break."""
+        unusual = any(c in data for c in "\x85\u2028\u2029")
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if unusual else None)
+
+
+Dumper.add_representer(str, Dumper.represent_str)
+
 
 for _kind in (_Loader, Dumper):
     for _tag, _pattern, _starts in (
@@ -82,6 +90,7 @@ def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] 
     if path.resolve() in [p.resolve() for p in trail]:
         raise UserError("base: a cycle: " + " -> ".join(str(p) for p in (*trail, path)))
     own, places = _parse(_text(path), where=str(path))
+    own = {} if own is None else own
     if not isinstance(own, dict):
         raise UserError(f"{path}: must hold sections with keys, not {type(own).__name__}")
     bases = own.pop("base", [])
@@ -117,9 +126,9 @@ def _text(path: Path) -> str:
 
 
 def _near_file(path: Path) -> str:
-    folder = path.parent
-    near = close(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
-    return f", did you mean {folder / near}?" if near else ""
+    stems = {p.stem: p for p in sorted(path.parent.glob("*.y*ml"))}
+    near = close(path.stem, stems)
+    return f", did you mean {stems[near]}?" if near else ""
 
 
 def _parse(text: str, *, where: str, path: str = "") -> tuple[Any, dict[str, str]]:
