@@ -28,3 +28,9 @@ class NothingLearnableError(RuntimeError):
     """The dynamic batch found no group that teaches within its round limit, and ``on_limit`` is ``stop``."""
 
     exit_code = EXIT_NOTHING_LEARNABLE
+
+
+class StorageError(RuntimeError):
+    """A checkpoint could not be written (disk full, quota, read-only); the last complete one is as it was."""
+
+    exit_code = EXIT_STORAGE

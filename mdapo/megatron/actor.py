@@ -23,11 +23,12 @@ from megatron.core.distributed import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from mdapo.algorithms.losses import MAXIMUM
 from mdapo.config.schema import Config
 from mdapo.device import megatron_context
 from mdapo.errors import UserError
 from mdapo.megatron import hf_config, hf_mapping
-from mdapo.megatron.layout import Layout, all_reduce_sums, from_last_stage
+from mdapo.megatron.layout import Layout, from_last_stage, reduce_metrics
 from mdapo.megatron.model import build_chunks, packed_input, padded_input, transformer_config
 from mdapo.megatron.optimizer import build_optimizer, build_scheduler, clipped_norm
 from mdapo.types import MicroBatch
@@ -110,7 +111,7 @@ class Actor:
         return UpdateStats(loss, grad_norm, lr, skipped, sums)
 
     def accumulate_gradients(self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn) -> dict[str, float]:
-        """Forward and backward: gradients, summed over all ranks, are left in ``main_grad``; returns the summed metrics."""
+        """Forward and backward: gradients, summed over all ranks, are left in ``main_grad``; returns the metrics."""
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
@@ -120,8 +121,9 @@ class Actor:
         sums: dict[str, float] | None = None
         if self.layout.is_last_stage:
             names = sorted(stored[0])
-            totals = torch.stack([torch.stack([m[name] for name in names]) for m in stored if m]).sum(dim=0).tolist()
-            sums = all_reduce_sums(dict(zip(names, totals, strict=True)))
+            kept_MK = torch.stack([torch.stack([m[name] for name in names]) for m in stored if m])
+            totals = {n: float(v.max() if n.endswith(MAXIMUM) else v.sum()) for n, v in zip(names, kept_MK.T, strict=True)}
+            sums = reduce_metrics(totals)
         return from_last_stage(sums) if self.layout.pp > 1 else sums or {}
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from mdapo import device
+from mdapo.algorithms.losses import MAXIMUM
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
@@ -166,15 +167,18 @@ def scatter_shares(shares: Sequence[bytes] | None) -> bytes:
     return share if group.size() == 1 and share is not None else broadcast_bytes(share, source=leader, group=group)
 
 
-def all_reduce_sums(values: dict[str, float]) -> dict[str, float]:
-    """Sums over the data-parallel ranks, in float64. TP and PP peers hold the same values and count once.
-
-    Every rank passes the same names.
+def reduce_metrics(values: dict[str, float]) -> dict[str, float]:
+    """Sums over the data-parallel ranks, maxima of the names that end in ``_max``; float64. TP and PP peers hold the same
+    values and count once. Every rank passes the same names.
     """
-    names = sorted(values)
-    sums = torch.tensor([values[name] for name in names], dtype=torch.float64)
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
-    return dict(zip(names, sums.tolist(), strict=True))
+    group = parallel_state.get_data_parallel_group()
+    reduced: dict[str, float] = {}
+    for maxima, operation in ((False, dist.ReduceOp.SUM), (True, dist.ReduceOp.MAX)):
+        names = sorted(name for name in values if name.endswith(MAXIMUM) is maxima)
+        numbers = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        dist.all_reduce(numbers, op=operation, group=group)
+        reduced |= dict(zip(names, numbers.tolist(), strict=True))
+    return reduced
 
 
 def from_last_stage(values: dict[str, float] | None) -> dict[str, float]:

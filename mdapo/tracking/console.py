@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console as RichConsole
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mdapo.tracking.metrics import Metrics
@@ -57,6 +58,10 @@ class Console:
     def say(self, text: str) -> None:
         """A message in lines of its own; ``text`` is shown as it is, control characters escaped."""
         self._rich.print(printable(text), markup=False)
+
+    def show(self, renderable: RenderableType) -> None:
+        """A table, say."""
+        self._rich.print(renderable)
 
     def doing(self, text: str) -> None:
         """What is going on within the step ("collecting 3/8"); shown beside the bar, nowhere else."""

@@ -1,0 +1,76 @@
+"""The ``mdapo`` command. Thin: each command loads what it needs and calls one function."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from mdapo.errors import UserError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+ConfigArg = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="dotted overrides")]
+
+
+@app.command()
+def train(
+    config: ConfigArg,
+    overrides: Overrides = None,
+    nproc: Annotated[int, typer.Option(min=0, help="ranks on this machine; 0: what the configuration asks for")] = 0,
+) -> None:
+    """Train, or resume the run of the same name."""
+    from mdapo.config.load import load
+    from mdapo.config.plan import require_plan
+    from mdapo.trainer.launch import launch
+
+    loaded = load(config, overrides or [])
+    parallel = loaded.config.parallel
+    ranks = nproc or parallel.tensor * parallel.pipeline * (parallel.data or 1)
+    require_plan(loaded, world_size=ranks)
+    raise typer.Exit(launch(config, overrides or [], nproc=ranks))
+
+
+@app.command(name="eval")
+def evaluate(config: ConfigArg, overrides: Overrides = None) -> None:
+    """Evaluate the newest checkpoint of a run (or the model itself) on ``data.val_files``; prints the numbers."""
+    from mdapo.config.load import load
+    from mdapo.config.plan import require_plan
+    from mdapo.trainer.launch import launch
+
+    loaded = load(config, overrides or [])
+    parallel = loaded.config.parallel
+    ranks = parallel.tensor * parallel.pipeline * (parallel.data or 1)
+    require_plan(loaded, world_size=ranks)
+    raise typer.Exit(launch(config, [*(overrides or []), "debug.mode=eval"], nproc=ranks))
+
+
+@app.command()
+def check(
+    config: ConfigArg,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(min=0, help="ranks that the run will have; 0: what the configuration asks for")] = 0,
+) -> None:
+    """Show the resolved configuration, the batch and parallel arithmetic and one rendered prompt; find every problem."""
+    from mdapo.check import check as run_check
+
+    report = run_check(config, overrides or [], world_size=ranks or None)
+    typer.echo(report.text)
+    raise typer.Exit(report.exit_code)
+
+
+def main() -> None:
+    """Entry point: errors of the user's input in plain words, exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"mdapo: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

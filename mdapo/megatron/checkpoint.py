@@ -1,0 +1,105 @@
+"""Weights and optimizer of an actor, in and out of megatron's distributed checkpoint format, under any layout.
+
+Megatron-core 0.16.1 with torch's AdamW (no apex, no TE) cannot resume its DistributedOptimizer as shipped: its
+``state_dict()`` asserts on a fresh optimizer, its reshardable load wants a ``step`` it never saved, and then all parameters
+share one ``step`` tensor, which runs ahead by the number of parameters each step. The three mends are below, each named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from mdapo.device import megatron_context
+
+if TYPE_CHECKING:
+    from mdapo.megatron.actor import Actor
+
+# Optimizer state in model space: it can be loaded under another TP, PP and DP.
+OPTIMIZER_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+
+
+def save(actor: Actor, folder: Path) -> None:
+    """Collective: every rank writes its shards into ``folder`` (on a file system that all ranks share)."""
+    folder.mkdir(exist_ok=True)
+    torch.distributed.barrier()
+    with megatron_context():
+        dist_checkpointing.save(_sharded_state(actor, is_loading=False), str(folder), ("torch_dist", 1))
+
+
+def load(actor: Actor, folder: Path) -> None:
+    """Collective: fill model, optimizer and schedule from ``folder``. Verify the folder's digests before (``trainer/commit.py``)."""
+    for optimizer in _distributed_optimizers(actor):
+        _give_zero_state(optimizer.optimizer)
+    with megatron_context(), _step_not_expected():
+        state = dist_checkpointing.load(_sharded_state(actor, is_loading=True), str(folder))
+        for index, chunk in enumerate(actor.chunks):
+            chunk.module.load_state_dict(state[f"model{index}"])
+        actor.optimizer.load_state_dict(state["optimizer"])
+    for optimizer in _distributed_optimizers(actor):
+        for entry in optimizer.optimizer.state.values():
+            entry["step"] = entry["step"].clone()  # loaded as one tensor shared by all parameters
+    actor.scheduler.load_state_dict(state["scheduler"])
+
+
+def optimizer_steps(actor: Actor) -> set[float]:
+    """The step counts that the optimizer's parameters hold (all the same when it is sound)."""
+    inner = [getattr(o, "optimizer", o) for o in _chained(actor)]
+    return {float(entry["step"]) for optimizer in inner for entry in optimizer.state.values()}
+
+
+def _sharded_state(actor: Actor, *, is_loading: bool) -> dict[str, Any]:
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    state: dict[str, Any] = {
+        f"model{index}": chunk.module.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(actor.chunks)
+    }
+    models = {k: v for index in range(len(actor.chunks)) for k, v in _prefixed(state[f"model{index}"], index)}
+    state["optimizer"] = actor.optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=OPTIMIZER_METADATA)
+    state["scheduler"] = actor.scheduler.state_dict()
+    return state
+
+
+def _prefixed(model: dict[str, Any], index: int) -> Iterator[tuple[str, Any]]:
+    """The optimizer looks its parameters up by identity, so names only have to differ between chunks."""
+    return ((f"model{index}.{name}", tensor) for name, tensor in model.items())
+
+
+def _chained(actor: Actor) -> list[Any]:
+    return list(getattr(actor.optimizer, "chained_optimizers", [actor.optimizer]))
+
+
+def _distributed_optimizers(actor: Actor) -> list[DistributedOptimizer]:
+    return [o for o in _chained(actor) if isinstance(o, DistributedOptimizer)]
+
+
+def _give_zero_state(adam: torch.optim.Optimizer) -> None:
+    """A fresh AdamW has no state; megatron's ``state_dict`` asserts that it has."""
+    for group in adam.param_groups:
+        for parameter in group["params"]:
+            adam.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+
+@contextmanager
+def _step_not_expected() -> Iterator[None]:
+    """Let the reshardable load leave each parameter's ``step`` alone (it is restored from the parameter groups)."""
+    original = DistributedOptimizer._set_main_param_and_optimizer_states
+
+    def with_own_step(self: DistributedOptimizer, model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
+        own = self._get_main_param_and_optimizer_states(model_param)
+        original(self, model_param, {**tensors, "step": own["step"]} if "step" in own else tensors)
+
+    DistributedOptimizer._set_main_param_and_optimizer_states = with_own_step
+    try:
+        yield
+    finally:
+        DistributedOptimizer._set_main_param_and_optimizer_states = original

@@ -1,0 +1,180 @@
+"""The Python API of a run: all parts, built from one configuration, and what a step needs of them.
+
+    with Trainer(load("configs/quickstart.yaml")) as trainer:
+        trainer.resume()
+        record = step(trainer)
+
+Every rank has layout, actor and state. Rank 0 alone has the rollout, its event loop, and the journal (the run folder).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from mdapo.algorithms.losses import make_loss_fn
+from mdapo.data.batching import plan_shares
+from mdapo.data.wire import dump_share, load_share
+from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
+from mdapo.megatron import layout as ranks
+from mdapo.megatron.actor import Actor
+from mdapo.sync.weights import sync_weights
+from mdapo.tracking.metrics import Timers
+from mdapo.trainer import state as state_io
+from mdapo.trainer.journal import Journal
+from mdapo.trainer.rollout import Rollout, build_rollout
+from mdapo.trainer.signals import Interrupted, StopSignal
+
+if TYPE_CHECKING:
+    from mdapo.config.load import Loaded
+    from mdapo.rollout.dynamic_batch import Collected
+    from mdapo.rollout.engine import Engine
+    from mdapo.trainer.record import StepRecord
+    from mdapo.types import MicroBatch, Sample
+
+# What rank 0 may meet while it collects or evaluates, and every rank must raise with it.
+SHARED_ERRORS: tuple[type[Exception], ...] = (Interrupted, NothingLearnableError, StorageError, UserError)
+MAX_SKIPPED_IN_A_ROW = 3
+T = TypeVar("T")
+
+
+class Trainer:
+    """All parts of a run on this rank. Raises ``UserError`` for a configuration, model or data that cannot be used."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.config = loaded.config
+        self.stop = StopSignal()
+        self.stop.install()
+        self.timers = Timers()
+        self.state = state_io.TrainState()
+        self.layout = ranks.init_distributed(self.config, timeout_s=self.config.run.init_timeout_s)
+        self.is_lead = self.layout.rank == 0
+        self.loop = asyncio.Runner() if self.is_lead else None
+        self.journal: Journal | None = None
+        self.rollout: Rollout | None = None
+        self.share_errors(lambda: self._build_lead(loaded))
+        self.loss_fn = make_loss_fn(self.config)
+        self.actor = Actor(self.config, self.layout)
+        self.actor.load_hf(self.config.model.path)
+        self.reference = self._build_reference() if self.config.algorithm.kl.enable else None
+
+    def _build_lead(self, loaded: Loaded) -> None:
+        if self.loop is not None:
+            self.journal = Journal(loaded)
+            self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
+
+    def _build_reference(self) -> Actor:
+        path = self.config.model.ref_path or self.config.model.path
+        reference = Actor(self.config, self.layout, model_path=path, trainable=False)
+        reference.load_hf(path)
+        return reference
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.loop is not None and self.rollout is not None and self.journal is not None:
+            self.rollout.close()
+            self.journal.close()
+            self.loop.close()
+        ranks.destroy()
+
+    @property
+    def engine(self) -> Engine | None:
+        return self.rollout.engine if self.rollout is not None else None
+
+    # ---- what all ranks do together ------------------------------------------------------------------------------
+
+    def agree(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Rank 0's small JSON object, on every rank."""
+        payload = json.dumps(values).encode() if self.is_lead else None
+        return json.loads(ranks.broadcast_bytes(payload))
+
+    def share_errors(self, work: Callable[[], T]) -> T | None:
+        """Do ``work`` on rank 0; what people can mend or asked for is raised on every rank, so that none waits for ever."""
+        result, found = None, {}
+        if self.is_lead:
+            try:
+                result = work()
+            except SHARED_ERRORS as error:
+                found = {"kind": type(error).__name__, "message": str(error)}
+        found = self.agree(found)
+        for kind in SHARED_ERRORS:
+            if found.get("kind") == kind.__name__:
+                raise kind(found["message"])
+        return result
+
+    def collect(self) -> Collected | None:
+        """The step's groups on rank 0, None elsewhere."""
+        return self.share_errors(lambda: self.rollout.collect(version=self.state.version, stop=self.stop))
+
+    def scatter(self, samples: Sequence[Sample]) -> list[list[MicroBatch]]:
+        """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
+
+        def plan() -> list[bytes]:
+            layout = self.layout
+            planned = plan_shares(samples, self.config, dp=layout.dp, token_multiple=layout.token_multiple)
+            return [dump_share(share) for share in planned]
+
+        return load_share(ranks.scatter_shares(self.share_errors(plan)))
+
+    def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
+        """Add the log-probs before the update (unless the step is one update: then the forward pass's own are those, and
+        no second pass is needed) and, with a KL term, the reference model's."""
+        if len(mini_batches) * self.config.actor.ppo_epochs > 1:
+            with self.timers("old_logps"):
+                mini_batches = [scored(self.actor, mini, "old_logps_R") for mini in mini_batches]
+        if self.reference is not None:
+            with self.timers("ref_logps"):
+                mini_batches = [scored(self.reference, mini, "ref_logps_R") for mini in mini_batches]
+        return mini_batches
+
+    def sync(self) -> None:
+        """Bring the engine the actor's weights, as ``state.version``."""
+        if self.agree({"engine": self.engine is not None})["engine"]:
+            sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop)
+
+    def evaluate(self) -> dict[str, float]:
+        """``eval/...`` on the validation prompts, on every rank; empty where there are none."""
+        with self.timers("eval"):
+            return self.agree(self.share_errors(lambda: self.rollout.evaluate(step=self.state.step, stop=self.stop)) or {})
+
+    def stop_requested(self) -> bool:
+        """Whether rank 0 was asked to stop; the same answer on every rank."""
+        return self.agree({"stop": self.stop.requested})["stop"]
+
+    def count_skipped(self, skipped: int) -> None:
+        """Raises ``NonFiniteError`` after three steps in a row whose loss or gradient was not finite."""
+        self.state.skipped_in_a_row = self.state.skipped_in_a_row + 1 if skipped else 0
+        if self.state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteError(
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a non-finite loss or gradient; the last checkpoint is from before them"
+            )
+
+    def resume(self) -> bool:
+        """Continue from the newest complete checkpoint, if there is one."""
+        return state_io.resume(self)
+
+    def save(self) -> None:
+        """Write one commit point."""
+        with self.timers("save"):
+            state_io.save(self)
+
+    def note(self, record: StepRecord) -> None:
+        """Write a finished step down (rank 0)."""
+        self.state.exhausted = record.exhausted
+        if self.journal is not None:
+            self.journal.note(record)
+
+    def say(self, text: str) -> None:
+        if self.journal is not None:
+            self.journal.say(text)
+
+
+def scored(actor: Actor, mini: list[MicroBatch], name: str) -> list[MicroBatch]:
+    """The micro-batches with the log-probs of ``actor`` under the field ``name``."""
+    return [replace(batch, **{name: logps_R}) for batch, logps_R in zip(mini, actor.logprobs(mini), strict=True)]

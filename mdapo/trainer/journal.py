@@ -1,0 +1,84 @@
+"""What rank 0 writes down of a run: the run folder with its metrics, conversations and replay, and the console."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mdapo.data.wire import save_groups_file
+from mdapo.tracking.console import Console
+from mdapo.tracking.environment import describe_environment
+from mdapo.tracking.recorder import Recorder
+from mdapo.tracking.run_folder import open_run_folder
+from mdapo.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mdapo.config.load import Loaded
+    from mdapo.trainer.record import StepRecord
+    from mdapo.types import Episode
+
+
+class Journal:
+    """Open with the run; ``start`` once it is known where the run goes on. ``UserError``: the folder cannot be used."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        config = loaded.config
+        self.config = config
+        self.console = Console(config.run.total_steps)
+        self.folder = open_run_folder(
+            Path(config.run.dir) / config.run.name,
+            config.model_dump(mode="json"),
+            fresh=config.run.resume == "never",
+            environment=describe_environment(),
+            notify=self.console.say,
+        )
+        self.path = self.folder.path
+        keeps_replay = config.tracking.replay or config.debug.mode == "rollout"
+        self.recorder = Recorder(
+            self.path,
+            episodes_per_step=config.tracking.episodes_per_step,
+            save_groups=save_groups_file if keeps_replay else None,
+        )
+        self.tracker: Tracker | None = None
+
+    def start(self, *, step: int, offset: int) -> None:
+        """The run goes on after ``step``, whose commit had ``offset`` bytes of metrics."""
+        self.console.close()
+        self.console = Console(self.config.run.total_steps, first_step=step)
+        self.tracker = Tracker(self.path, self.config.tracking, offset, resume_step=step, notify=self.say)
+
+    @property
+    def offset(self) -> int:
+        """Bytes of metrics written so far."""
+        assert self.tracker is not None
+        return self.tracker.offset
+
+    def say(self, text: str) -> None:
+        self.console.say(text)
+
+    def doing(self, text: str) -> None:
+        self.console.doing(text)
+
+    def note(self, record: StepRecord) -> None:
+        """One finished step: its metrics, some conversations, the replay, the console line."""
+        assert self.tracker is not None
+        self.recorder.record(record.step, record.groups)
+        self.tracker.log(record.step, record.metrics)
+        self.console.step(record.step, record.metrics)
+
+    def note_evaluation(self, step: int, episodes: Sequence[Episode]) -> None:
+        self.recorder.episodes(step, episodes, kind="eval")
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        partial = self.path / ".summary.json.partial"
+        partial.write_text(json.dumps(summary, indent=1) + "\n")
+        partial.replace(self.path / "summary.json")
+
+    def close(self) -> None:
+        self.console.close()
+        if self.tracker is not None:
+            self.tracker.close()
+        self.folder.close()

@@ -1,0 +1,122 @@
+"""``mdapo train``: start the ranks under torchrun, pass signals on, leave nothing behind, say how it ended.
+
+torchrun turns every exit code of a rank into 1, so each rank leaves its code and message in a small file (its *outcome*);
+the earliest one that failed is the cause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from mdapo.errors import EXIT_INTERRUPTED, UserError
+
+OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
+GRACE_S = 30.0  # from the first signal until the ranks are killed
+
+
+def die_with_parent() -> None:
+    """Linux: this process gets SIGKILL when its parent dies, so that a killed launcher leaves no orphan ranks."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
+
+
+def write_outcome(code: int, message: str) -> bool:
+    """Leave this rank's exit code and message for the launcher; False when there is none (a plain torchrun)."""
+    folder = os.environ.get(OUTCOME_ENV)
+    if folder is None:
+        return False
+    outcome = {"code": code, "message": message, "time": time.time()}
+    Path(folder, f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(outcome))
+    return True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def check_port(port: int) -> int:
+    """The port itself; ``UserError`` when somebody else listens on it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"MASTER_PORT={port}: the port is in use ({error.strerror}); choose another or unset it") from error
+    return port
+
+
+def launch(config_path: str, overrides: Sequence[str], *, nproc: int) -> int:
+    """Run ``nproc`` ranks on this machine to their end; return the exit code of the run (README, "Exit codes")."""
+    port = check_port(int(os.environ["MASTER_PORT"])) if "MASTER_PORT" in os.environ else free_port()
+    with tempfile.TemporaryDirectory(prefix="mdapo-") as outcomes:
+        command = [
+            *(sys.executable, "-m", "mdapo.trainer.torchrun"),
+            *(f"--nproc-per-node={nproc}", "--master-addr=127.0.0.1", f"--master-port={port}"),
+            *("-m", "mdapo.trainer", config_path, *overrides),
+        ]
+        environment = {**os.environ, OUTCOME_ENV: outcomes, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
+        code = supervise(process)
+        return report(code, Path(outcomes))
+
+
+def supervise(process: subprocess.Popen[bytes]) -> int:
+    """Wait for torchrun; SIGTERM and SIGINT go to the whole group once, a second one or the grace period kills it."""
+    deadline: list[float] = []
+
+    def forward(signum: int, _: FrameType | None) -> None:
+        if deadline:
+            deadline[0] = 0.0
+        else:
+            deadline.append(time.monotonic() + GRACE_S)
+            signal_group(process, signal.SIGTERM)
+
+    previous = {s: signal.signal(s, forward) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while True:
+            try:
+                return process.wait(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                if deadline and time.monotonic() > deadline[0]:
+                    signal_group(process, signal.SIGKILL)
+    finally:
+        signal_group(process, signal.SIGKILL)  # whatever of the group outlived torchrun
+        restore_handlers(previous)
+
+
+def restore_handlers(previous: dict[signal.Signals, Callable[..., object] | int | None]) -> None:
+    for signum, handler in previous.items():
+        signal.signal(signum, handler)
+
+
+def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> None:
+    try:
+        os.killpg(process.pid, signum)
+    except ProcessLookupError:
+        pass  # the group is gone, which is what the signal was for
+
+
+def report(torchrun_code: int, outcomes: Path) -> int:
+    """The cause's exit code, its message on stderr."""
+    found = sorted((json.loads(f.read_text()) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"])
+    cause = next((o for o in found if o["code"] != 0), None)
+    if cause is not None:
+        print(cause["message"], file=sys.stderr)
+        return cause["code"]
+    if torchrun_code == 0:
+        return 0
+    print("mdapo: a rank was killed; the same command resumes from the last checkpoint", file=sys.stderr)
+    return EXIT_INTERRUPTED

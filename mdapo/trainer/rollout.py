@@ -1,0 +1,169 @@
+"""Rank 0's side of a run: prompts, engine, environments and rewards behind one small object, or recorded groups instead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from mdapo import environments, plugins
+from mdapo.data.chat import ChatFormat
+from mdapo.data.prompts import PromptStream, drop_overlong, load_prompts
+from mdapo.data.wire import load_groups_file, save_groups_file
+from mdapo.errors import UserError
+from mdapo.rewards.runner import RewardRunner
+from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
+from mdapo.rollout.local_engine import LocalEngine
+from mdapo.tracking.recorder import replay_path
+from mdapo.trainer.signals import Interrupted, StopSignal
+
+if TYPE_CHECKING:
+    from mdapo.config.schema import Config
+    from mdapo.rollout.engine import Engine
+    from mdapo.trainer.journal import Journal
+    from mdapo.types import Episode, Prompt
+
+CARRIED = "carried.safetensors"
+T = TypeVar("T")
+
+
+class Rollout(Protocol):
+    """Where a step's groups come from."""
+
+    engine: Engine | None
+
+    def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
+    def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
+    def trained(self, collected: Collected) -> None: ...
+    def save(self, folder: Path) -> dict[str, Any]: ...
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal) -> Rollout:
+    """``debug.mode: train`` reads recorded groups; everything else talks to an engine. ``UserError`` as their parts say."""
+    if config.debug.mode == "train":
+        return Replay(config)
+    return LiveRollout(config, loop=loop, journal=journal)
+
+
+class LiveRollout:
+    """An engine, a dynamic batch and the validation prompts."""
+
+    def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal) -> None:
+        self.config, self.loop, self.journal = config, loop, journal
+        self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
+        for line in self.chat.check().lines:
+            journal.say(line)
+        factory = plugins.load(config.environment.name, builtin=environments.BUILTIN, required=("prompt", "seed"))
+        make = partial(factory, **config.environment.args)
+        train = self._prompts(config.data.train_files, "training", make)
+        self.val = self._prompts(config.data.val_files, "validation", make) if config.data.val_files else []
+        self.val = self.val[: config.data.val_limit or None]
+        stream = PromptStream(train, seed=config.run.seed, shuffle=config.data.shuffle)
+        self.rewards = RewardRunner(config.reward, default=config.environment.name)
+        self.engine: Engine | None = LocalEngine(
+            config.model.path,
+            dtype=config.rollout.dtype or config.model.dtype,
+            max_running=config.rollout.max_running,
+            max_context=config.model.max_context,
+        )
+        self.batch = DynamicBatch(
+            self.engine, self.chat, make, self.rewards, stream, config, notify=journal.say, progress=journal.doing
+        )
+
+    def _prompts(self, files: list[str], what: str, make: Callable[..., Any]) -> list[Prompt]:
+        data = self.config.data
+
+        def length(prompt: Prompt) -> int:
+            return len(self.chat.prompt_ids(make(prompt, seed=0).opening()))
+
+        kept, dropped = drop_overlong(load_prompts(files, data), length, data.max_prompt_len, data.overlong_prompts)
+        longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
+        self.journal.say(f"{what} prompts: {len(kept)}{longer}")
+        return kept
+
+    def collect(self, *, version: int, stop: StopSignal) -> Collected:
+        return self._run(self.batch.collect(version), stop)
+
+    def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
+        """``eval/success``, ``eval/reward``, lengths and the reward's parts, over the validation prompts."""
+        if not self.val:
+            return {}
+        episodes = self._run(self.batch.evaluate(self.val), stop)
+        self.journal.note_evaluation(step, episodes)
+        return evaluation(episodes)
+
+    def trained(self, collected: Collected) -> None:
+        self.batch.trained(collected)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        save_groups_file(folder / CARRIED, self.batch.carried)
+        return self.batch.state()
+
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self.batch.restore(state, load_groups_file(folder / CARRIED))
+
+    def close(self) -> None:
+        assert self.engine is not None
+        self.rewards.close()
+        self.loop.run(self.engine.close())
+
+    def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
+        """Run in the event loop; a signal cancels it, and what was under way is forgotten (its prompts come again)."""
+        if stop.requested:
+            work.close()
+            raise Interrupted("stopped on a signal; the same command resumes")
+        loop = self.loop.get_loop()
+        task = loop.create_task(work)
+        stop.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            raise Interrupted("stopped on a signal; the same command resumes") from None
+        finally:
+            stop.on_stop = None
+
+
+class Replay:
+    """Groups recorded by an earlier run, step by step: the training half of a run without an engine."""
+
+    engine: Engine | None = None
+
+    def __init__(self, config: Config) -> None:
+        assert config.debug.replay is not None
+        self.root, self.step = Path(config.debug.replay), 0
+
+    def collect(self, *, version: int, stop: StopSignal) -> Collected:
+        path = replay_path(self.root, self.step + 1)
+        return Collected(groups=load_groups_file(path), stats={}, exhausted=not replay_path(self.root, self.step + 2).exists())
+
+    def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
+        return {}
+
+    def trained(self, collected: Collected) -> None:
+        self.step += 1
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self.step = int(state["step"])
+
+    def close(self) -> None:
+        pass
+
+
+def evaluation(episodes: list[Episode]) -> dict[str, float]:
+    """Means over the episodes that could be scored."""
+    scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
+    if not scores:
+        raise UserError("evaluation: not one episode could be scored")
+    found = {"eval/success": sum(s.outcome for s in scores) / len(scores), "eval/reward": sum(s.value for s in scores) / len(scores)}
+    for name in scores[0].parts:
+        found[f"eval/parts/{name}"] = sum(s.parts.get(name, 0.0) for s in scores) / len(scores)
+    found["eval/turns"] = sum(episode.num_agent_turns for episode in episodes) / len(episodes)
+    found["eval/response_tokens"] = sum(episode.num_model_tokens for episode in episodes) / len(episodes)
+    return found

@@ -1,0 +1,35 @@
+"""One training step, top to bottom. Every rank runs it; rank 0 also coordinates the rollout (it alone holds groups)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mdapo.data.batching import make_samples
+from mdapo.trainer.record import StepRecord, make_record
+
+if TYPE_CHECKING:
+    from mdapo.trainer.flow import Trainer
+
+
+def step(t: Trainer) -> StepRecord:
+    """Collect groups, give credit, pack and scatter, train, bring the engine the new weights.
+
+    A step that found nothing to train on (``on_limit: skip``, or the data has ended) makes no update and keeps the
+    weights' version. Raises ``NothingLearnableError`` (``on_limit: stop``), ``NonFiniteError``, and ``Interrupted`` for a
+    signal during the collection; nothing was trained then.
+    """
+    with t.timers("collect"):
+        collected = t.collect()
+    with t.timers("batch"):
+        samples, credit = make_samples(collected.groups, t.config) if collected is not None else ([], {})
+        mini_batches = t.scatter(samples)
+    mini_batches = t.with_logps(mini_batches)
+    with t.timers("train"):
+        updates = [t.actor.update(mini, t.loss_fn) for mini in mini_batches * t.config.actor.ppo_epochs]
+    t.count_skipped(sum(update.skipped for update in updates))
+    if updates:
+        with t.timers("sync"):
+            t.state.version += 1
+            t.sync()
+    t.state.step += 1
+    return make_record(t, collected, credit, updates)
