@@ -77,14 +77,13 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _where(error: Exception) -> str:
-    """File and line that a person can open: of a syntax error, or the innermost line outside the import machinery."""
+    """File and line that a person can open: of a syntax error, or the innermost line that is not Python's own library."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__,) and f.filename[:1] != "<"
-    ]
-    outside = [f for f in frames if not f.filename.startswith(str(Path(importlib.__file__).parent))]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "import"
+    library = str(Path(importlib.__file__).parent.parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<" and f.filename != __file__]
+    outside = [f for f in frames if not f.filename.startswith(library) or "site-packages" in f.filename]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "on import"
 
 
 def _check_signature(

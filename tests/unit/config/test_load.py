@@ -231,20 +231,10 @@ def test_configuration_needs_no_torch_and_only_what_it_uses() -> None:
 
 KEYS = [key for key, field in keys_of() if section_of(field.annotation) is not field.annotation]
 VALUES = st.sampled_from(
-    ["1", "0", "-1", "1e-6", "1e999", "2.5", "true", "null", "''", "x", "[]", "[1, a]", "[{a: 1}]", "{}", "{a: {b: 1}}"]
-    + [
-        "${run.seed}",
-        "${run.name}",
-        "${a",
-        "local",
-        "sglang",
-        "train",
-        "gmpo",
-        "1" * 60,
-        "'${'",
-        "???",
-        "[${run.seed}]",
-    ]
+    """1|0|-1|1e-6|1e999|2.5|true|null|''|x|[]|[1, a]|[{a: 1}]|{}|{a: {b: 1}}|local|sglang|train|gmpo|???
+    ${run.seed}|${run.name}|${a|'${'|['${run.seed}']|11111111111111111111111111111111111111111111111111111""".replace(
+        "\n", "|"
+    ).split("|")
 )
 MANGLE = st.sampled_from(["{}", "{}x", "{}.x", "x{}", "{}.0", "{}.a.b"])
 

@@ -1,0 +1,120 @@
+"""Keys that contradict each other, one rule a line; and the presets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mdapo.config.load import load
+from mdapo.config.presets import PRESETS, resolve_algorithm
+from mdapo.config.schema import Algorithm
+from mdapo.errors import UserError
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.yaml"
+    path.write_text("model: {path: m}\ndata: {train_files: [a.jsonl]}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("run.name=a/b", "run.name: names a folder: letters, digits, - _ . + = only, not 'a/b'"),
+        ("run.name=..", "run.name: names a folder"),
+        ("run.name=''", "run.name: names a folder"),
+        ("run.dir=''", "run.dir: must not be empty"),
+        ("model.path=''", "model.path: must not be empty"),
+        ("run.eval_every=5", "run.eval_every: is 5, but data.val_files is empty"),
+        ("model.max_context=1535", "model.max_context: 1535 is less than data.max_prompt_len + rollout.max_response_len = 1024 + 512 = 1536"),
+        ("actor.ppo_max_token_len=1535", "actor.ppo_max_token_len: 1535 is less than the longest sample, 1024 + 512 = 1536 tokens; raise it, or set"),
+        ("rollout.max_turn_len=513", "rollout.max_turn_len: 513 is more than rollout.max_response_len=512"),
+        ("reward.overlong_buffer_cfg={enable: true, len: 513}", "reward.overlong_buffer_cfg.len: 513 is more than rollout.max_response_len=512"),
+        ("data.train_files=[]", "data.train_files: names no file"),
+        ("data.gen_batch_size=1 data.train_prompt_bsz=11", "data.gen_batch_size: 10 rounds (algorithm.filter_groups.max_num_gen_batches) of 1 prompts never fill"),
+        ("actor.ppo_mini_batch_size=3", "actor.ppo_mini_batch_size: 3 does not divide data.train_prompt_bsz=8"),
+        ("actor.ppo_mini_batch_size=16", "actor.ppo_mini_batch_size: 16 does not divide data.train_prompt_bsz=8"),
+        ("rollout.urls=['http://h:1']", "rollout.urls: are for rollout.engine=sglang; the local engine runs in the trainer"),
+        ("rollout.engine_args={a: 1}", "rollout.engine_args: are SGLang's options; the local engine has none"),
+        ("rollout.engine=sglang rollout.dtype=float32", "rollout.dtype: is for the local engine; for SGLang set rollout.engine_args.dtype"),
+        ("rollout.engine=sglang rollout.urls=[host:1]", "rollout.urls.0: must look like http://host:port, not 'host:1'"),
+        ("rollout.engine=sglang rollout.urls=['http://h:1'] rollout.engine_args={a: 1}", "rollout.engine_args: are for servers that mdapo starts"),
+        ("rollout.n_resp_per_prompt=1", "rollout.n_resp_per_prompt: 1 leaves group_norm nothing to compare; set at least 2"),
+        ("rollout.n_resp_per_prompt=1 algorithm.name=rloo", "rollout.n_resp_per_prompt: 1 leaves rloo nothing to compare"),
+        ("rollout.n_resp_per_prompt=1 algorithm.name=reinforce++", "algorithm.filter_groups.enable: true would drop every group of one"),
+        ("algorithm.clip_ratio_low=1", "algorithm.clip_ratio_low: 1 clips nothing"),
+        ("actor.min_lr=1", "actor.min_lr: 1 is more than actor.lr=1e-06"),
+        ("actor.betas=[0.9, 1]", "actor.betas: must be two numbers from 0 to below 1, not [0.9, 1.0]"),
+        ("actor.lr_decay=cosine actor.lr_warmup_steps=100", "actor.lr_warmup_steps: 100 leaves no step to decay: run.total_steps=100"),
+        ("parallel.virtual_pipeline=2", "parallel.virtual_pipeline: 2 needs parallel.pipeline of at least 2"),
+        ("parallel.sequence=true", "parallel.sequence: true needs parallel.tensor of at least 2"),
+        ("debug.mode=train", "debug.replay: must name a run's replay/ folder when debug.mode=train"),
+        ("debug.replay=runs/x/replay", "debug.replay: is read only with debug.mode=train, not full"),
+        ("debug.replay=runs/x/replay debug.mode=rollout", "debug.replay: is read only with debug.mode=train, not rollout"),
+    ],
+)  # fmt: skip
+def test_a_contradiction_is_named_with_its_numbers(good: Path, overrides: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(good, _split(overrides))
+    (problem,) = error.value.problems
+    assert problem.startswith(says)
+    assert problem.endswith(("(command line)", f"({good}:1)")), "the place of a key that took part"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model.max_context=1536",
+        "actor.ppo_max_token_len=1536",
+        "actor.ppo_max_token_len=10 actor.over_cap=alone",
+        "actor.ppo_max_token_len=10 actor.use_dynamic_bsz=false",
+        "rollout.max_turn_len=512",
+        "data.gen_batch_size=1 data.train_prompt_bsz=10",
+        "data.gen_batch_size=1 data.train_prompt_bsz=11 algorithm.filter_groups.enable=false",
+        "actor.ppo_mini_batch_size=8",
+        "rollout.n_resp_per_prompt=1 algorithm.name=reinforce++ algorithm.filter_groups.enable=false",
+        "algorithm.name=gmpo algorithm.clip_ratio_low=1.5",
+        "debug.mode=train debug.replay=x data.train_files=[]",
+        "rollout.engine=sglang rollout.urls=['https://h:30000/']",
+        "parallel.pipeline=2 parallel.virtual_pipeline=2",
+        "run.name=v1.2-a_b+c=d",
+    ],
+)
+def test_what_just_fits_is_let_through(good: Path, overrides: str) -> None:
+    load(good, _split(overrides))
+
+
+def _split(overrides: str) -> list[str]:
+    """Words that hold a ``=`` begin an override."""
+    result: list[str] = []
+    for word in overrides.split(" "):
+        if "=" in word:
+            result.append(word)
+        else:
+            result[-1] += f" {word}"
+    return result
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_each_algorithm_fills_what_is_not_set_and_keeps_what_is(good: Path, name: str) -> None:
+    loaded = load(good, [f"algorithm.name={name}"]).config.algorithm
+    assert {k: getattr(loaded, k) for k in PRESETS[name]} == PRESETS[name]
+    own = load(good, [f"algorithm.name={name}", "algorithm.clip_ratio_high=0.5"]).config.algorithm
+    assert own.clip_ratio_high == 0.5
+    assert own.clip_ratio_low == PRESETS[name]["clip_ratio_low"]
+    assert own.clip_ratio_c is None
+
+
+def test_every_name_has_a_preset_of_valid_values() -> None:
+    for name in Algorithm.model_fields["name"].annotation.__args__:  # type: ignore[union-attr]
+        Algorithm.model_validate(resolve_algorithm(Algorithm(name=name)).model_dump())
+
+
+def test_dapo_is_as_published(good: Path) -> None:
+    dapo = load(good).config.algorithm
+    assert (dapo.clip_ratio_low, dapo.clip_ratio_high) == (0.2, 0.28)
+    assert (dapo.advantage_estimator, dapo.loss_agg_mode) == ("group_norm", "token-mean")
+    assert not dapo.kl.enable
+    assert dapo.filter_groups.enable
