@@ -116,6 +116,7 @@ class ChatFormat:
         if not tokenizer.is_fast or not template:
             what = "no chat template" if tokenizer.is_fast else "a slow tokenizer; a tokenizer.json is needed"
             raise UserError(f"model.path: the tokenizer has {what} (give a template with model.chat_template)")
+        tokenizer.clean_up_tokenization_spaces = False  # "tidied" text is not what the policy wrote
         chat = cls(tokenizer=tokenizer, template=template)
         chat._control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         names = sorted(chat._control, key=len, reverse=True)
@@ -195,7 +196,7 @@ class ChatFormat:
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=not special).input_ids)
 
     def _text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     # ---- start-up ----------------------------------------------------------------------------------------------------
 
