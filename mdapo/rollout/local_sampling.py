@@ -19,14 +19,13 @@ BLOCK = 256
 def sample(
     logits_BV: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """One token id and its log-prob for each row of float32 logits.
+    """One token id and its log-prob for each row of float32 logits, which are overwritten.
 
     The log-prob is that of the distribution at the row's temperature (1 where greedy) before top-k and top-p cuts. Cuts
     are applied in that order, top-p to what top-k leaves renormalised. ``FloatingPointError`` on non-finite logits.
     """
     temperatures = torch.tensor([p.temperature or 1.0 for p in params], device=logits_BV.device)
-    top_B1, argmax_B = logits_BV.max(-1, keepdim=True)
-    scaled = (logits_BV - top_B1).div_(temperatures[:, None])
+    scaled = logits_BV.sub_(logits_BV.amax(-1, keepdim=True)).div_(temperatures[:, None])
     weights = scaled.exp()
     blocks, cdf = _block_cdf(weights)
     if not bool(torch.isfinite(cdf[:, -1]).all()):
@@ -34,7 +33,7 @@ def sample(
     tokens = _inverse_cdf(blocks, cdf, torch.tensor(uniforms, dtype=torch.float64, device=logits_BV.device))
     for row, p in enumerate(params):
         if p.temperature == 0:
-            tokens[row] = argmax_B[row, 0]
+            tokens[row] = scaled[row].argmax()
         elif p.top_k or p.top_p < 1.0:
             tokens[row] = _sample_cut(weights[row], p, uniforms[row])
     logps = scaled.gather(-1, tokens[:, None])[:, 0].double() - cdf[:, -1].log()
