@@ -7,10 +7,10 @@ the very code of a rollout; only the engine is a stand-in that always says the s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mdapo.config.load import Loaded, load
 from mdapo.config.model_facts import read_model
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
-    from mdapo.environments.base import Environment, EnvironmentFactory
+    from mdapo.environments.base import Environment
     from mdapo.rollout.engine import Completion, Request
     from mdapo.types import Episode, Prompt, Score
 
+T = TypeVar("T")
 REPLY = "I am sorry to hear that. Could you tell me more?"
 TURNS_SHOWN = 2
 WIDTH = 110
@@ -71,61 +72,90 @@ def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
 
 
 def _conversation(loaded: Loaded) -> str:
-    """Load data, chat format, environment and reward as a run does; show the first prompt's conversation."""
-    from mdapo import environments, plugins
-    from mdapo.data.chat import ChatFormat
-    from mdapo.data.prompts import drop_overlong, load_prompts
+    """Load chat format, data, environment and reward as a run does; show the first prompt's conversation."""
+    from mdapo.data.prompts import load_prompts
     from mdapo.rewards.runner import RewardRunner
 
-    config = loaded.config
-    chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
-    environment = plugins.load(
-        config.environment.name,
-        builtin=environments.BUILTIN,
-        required=("prompt", "seed"),
-        args=config.environment.args,
-    )
-    rewards = RewardRunner(config.reward, default=config.environment.name)
+    config, problems = loaded.config, []
+    chat = _tried(problems, lambda: _chat_format(config))
+    environment = _tried(problems, lambda: _environment(config))
+    train = _tried(problems, lambda: load_prompts(config.data.train_files, config.data))
+    val = _tried(problems, lambda: load_prompts(config.data.val_files, config.data)) if config.data.val_files else []
+    rewards = _tried(problems, lambda: RewardRunner(config.reward, default=config.environment.name))
     try:
-        counts, first = [], None
-        for kind, files in (("training", config.data.train_files), ("validation", config.data.val_files)):
-            if not files:
-                continue
-            prompts, dropped = drop_overlong(
-                load_prompts(files, config.data),
-                lambda p: len(chat.prompt_ids(_opposite(environment, p, config).opening())),
-                config.data.max_prompt_len,
-                config.data.overlong_prompts,
-            )
-            first = first or prompts[0]
-            too_long = f"; {dropped:,} longer than data.max_prompt_len={config.data.max_prompt_len} left out"
-            counts.append(f"{kind} prompts: {len(prompts):,}{too_long if dropped else ''}")
-        assert first is not None, "data.train_files is not empty"
-        episode = asyncio.run(_talk(config, chat, _opposite(environment, first, config), first))
+        if chat is None or environment is None or train is None or val is None or rewards is None:
+            raise UserError(problems)
+        fitting = [
+            _fitting(kind, p, chat, environment, config) for kind, p in (("training", train), ("validation", val)) if p
+        ]
+        first = fitting[0][0][0]
+        episode = asyncio.run(_talk(config, chat, lambda: environment(first), first))
+        if episode.end == "error":
+            raise UserError(f"environment.name={config.environment.name}: the conversation failed (see above)")
         score = asyncio.run(rewards.score(episode))
     finally:
-        rewards.close()
-    head = ["# data", *counts, "", "# chat", *chat.check().lines, ""]
+        if rewards is not None:
+            rewards.close()
     title = f"# one conversation: {first.uid}, the model's words are a stand-in"
-    return "\n".join([*head, title, *_show(chat, episode), "", *_ending(episode, score)])
+    data = ["# data", *(line for _, line in fitting)]
+    return "\n".join(
+        [*data, "", "# chat", *chat.check().lines, "", title, *_show(chat, episode), "", *_end(episode, score)]
+    )
 
 
-def _opposite(environment: EnvironmentFactory, prompt: Prompt, config: Config) -> Environment:
-    """The environment of one conversation; what it says against its arguments or its row is a problem of the user's."""
+def _tried(problems: list[str], make: Callable[[], T]) -> T | None:
+    """What ``make`` returns; None when it raises, its problems added to ``problems``."""
     try:
-        return environment(prompt, seed=config.run.seed, **config.environment.args)
-    except Exception as error:
-        raise UserError(f"environment.name={config.environment.name}: refuses {prompt.uid}: {error}") from error
+        return make()
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
-async def _talk(config: Config, chat: ChatFormat, opposite: Environment, prompt: Prompt) -> Episode:
+def _chat_format(config: Config) -> ChatFormat:
+    from mdapo.data.chat import ChatFormat
+
+    return ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
+
+
+def _environment(config: Config) -> Callable[[Prompt], Environment]:
+    """Makes the environment of one conversation. ``UserError``: no such plug-in, wrong arguments, a row it refuses."""
+    from mdapo import environments, plugins
+
+    name, args = config.environment.name, config.environment.args
+    factory = plugins.load(name, builtin=environments.BUILTIN, required=("prompt", "seed"), args=args)
+
+    def make(prompt: Prompt) -> Environment:
+        try:
+            return factory(prompt, seed=config.run.seed, **args)
+        except Exception as error:
+            raise UserError(f"environment.name={name}: refuses {prompt.uid}: {error}") from error
+
+    return make
+
+
+def _fitting(
+    kind: str, prompts: Sequence[Prompt], chat: ChatFormat, environment: Callable[[Prompt], Environment], config: Config
+) -> tuple[list[Prompt], str]:
+    """The prompts that are short enough, and a line that counts them."""
+    from mdapo.data.prompts import drop_overlong
+
+    limit = config.data.max_prompt_len
+    kept, dropped = drop_overlong(
+        prompts, lambda p: len(chat.prompt_ids(environment(p).opening())), limit, config.data.overlong_prompts
+    )
+    left_out = f"; {dropped:,} longer than data.max_prompt_len={limit} left out" if dropped else ""
+    return kept, f"{kind} prompts: {len(kept):,}{left_out}"
+
+
+async def _talk(config: Config, chat: ChatFormat, make: Callable[[], Environment], prompt: Prompt) -> Episode:
     from mdapo.rollout.engine import SamplingParams
     from mdapo.rollout.episode import Limits, run_episode
 
     limits = Limits.of(config)
     return await run_episode(
         _StandIn(chat),
-        opposite,
+        make,
         chat,
         prompt,
         0,
@@ -170,7 +200,7 @@ def _show(chat: ChatFormat, episode: Episode) -> list[str]:
         result.append(f"{role}, {len(ids)} tokens")
         row, row_mask = "", None
         for token, written in zip(ids, mask, strict=True):
-            text = chat.tokenizer.decode([int(token)]).replace("\n", "⏎")
+            text = str(chat.tokenizer.decode([int(token)])).replace("\n", "⏎")
             if row and (row_mask != written or len(row) + len(text) > WIDTH or row.endswith("⏎")):
                 result.append(f"  {int(row_mask or 0)} │ {row}")
                 row = ""
@@ -180,7 +210,7 @@ def _show(chat: ChatFormat, episode: Episode) -> list[str]:
     return result
 
 
-def _ending(episode: Episode, score: Score) -> list[str]:
+def _end(episode: Episode, score: Score) -> list[str]:
     shown = len([m for m in episode.messages if m.role == "assistant"])
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
     worth = f"{score.value:g}" + (f" ({parts})" if parts else "") if score.valid else "none: the reward failed"

@@ -77,7 +77,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _where(error: Exception) -> str:
-    """File and line that a person can open: of a syntax error, or the innermost line that is not Python's own library."""
+    """File and line that a person can open: of a syntax error, or the innermost line outside of Python itself."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     library = str(Path(importlib.__file__).parent.parent)

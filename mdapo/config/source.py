@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -28,15 +28,12 @@ _NUMBER_STARTS = list("-+.0123456789")
 class _Loader(yaml.SafeLoader):
     """Composes nodes only; `_Reader` makes values of them."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise yaml.MarkedYAMLError(
-                problem="anchors and aliases are not used here; write ${section.key}", problem_mark=event.start_mark
-            )
-        if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in (None, "!"):
+            what = "anchors and aliases are not used here; write ${section.key}"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+        if getattr(event, "tag", None) not in (None, "!"):
             raise yaml.MarkedYAMLError(
                 problem=f"tags such as {event.tag} are not used here", problem_mark=event.start_mark
             )
@@ -45,10 +42,6 @@ class _Loader(yaml.SafeLoader):
 
 class Dumper(yaml.SafeDumper):
     """Quotes whatever either kind of YAML would read as something else than text."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()
-    }
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -62,6 +55,7 @@ class Dumper(yaml.SafeDumper):
 Dumper.add_representer(str, Dumper.represent_str)
 
 
+_Loader.yaml_implicit_resolvers = {}  # those below only, not YAML 1.1's
 for _kind in (_Loader, Dumper):
     for _tag, _pattern, _starts in (
         ("bool", _BOOL, list("tTfF")),

@@ -106,7 +106,9 @@ def _meant(loc: Iterable[int | str]) -> str:
     parts = [str(p) for p in loc]
     section: Any = Config
     for part in parts[:-1]:
-        section = section if part.isdecimal() else section_of(section.model_fields[part].annotation)
+        if not part.isdecimal():  # the number of an entry: the list has told its section already
+            section = section_of(section.model_fields[part].annotation)
+    assert section is not None, "an unknown key stands in a section"
     near = close(parts[-1], section.model_fields)
     if near is not None:
         return f", did you mean {'.'.join([*parts[:-1], near])}?"
