@@ -1,6 +1,6 @@
 """Writes the customer-service scenarios that mdapo ships. Deterministic: the files are always the same.
 
-    python scripts/make_scenarios.py [FOLDER]
+python scripts/make_scenarios.py [FOLDER]
 """
 
 from __future__ import annotations

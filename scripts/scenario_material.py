@@ -30,7 +30,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "You promised my {p} within two days. It has been {days} now!",
         ),
         ("refund", "express", "voucher", "discount", "cancellation"),
-        ("order_number", "order_number", "tracking_number", "email"),
+        ("order_number", "order_number", "order_number", "tracking_number", "email"),
         ("late", "delay", "delayed", "waiting", "wait", "delivery"),
     ),
     "lost_parcel": Kind(
@@ -42,7 +42,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "It says my {p} was left at my door. There is nothing here!",
         ),
         ("refund", "replacement", "voucher", "express"),
-        ("tracking_number", "order_number", "address", "postcode"),
+        ("order_number", "order_number", "tracking_number", "address", "postcode"),
         ("lost", "missing", "arrived", "arrive", "delivered", "courier"),
     ),
     "arrived_broken": Kind(
@@ -54,7 +54,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "The {p} came with a huge crack in it. How can you ship that?",
         ),
         ("replacement", "refund", "discount", "repair", "free_return"),
-        ("order_number", "photo", "email", "order_number"),
+        ("order_number", "order_number", "order_number", "photo", "email"),
         ("broken", "damaged", "damage", "smashed", "cracked", "crack", "condition"),
         ("home", "tech", "play"),
     ),
@@ -67,7 +67,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "The box should hold a {p}. It holds dog food. Seriously?",
         ),
         ("replacement", "free_return", "refund", "voucher"),
-        ("order_number", "invoice_number", "order_number", "email"),
+        ("order_number", "order_number", "invoice_number", "email"),
         ("wrong", "mix-up", "mistake", "mixed"),
     ),
     "wrong_size": Kind(
@@ -79,7 +79,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "Your {p} is two sizes too big. I look ridiculous.",
         ),
         ("replacement", "free_return", "refund", "discount"),
-        ("size", "order_number", "size", "email"),
+        ("order_number", "size", "order_number", "email"),
         ("size", "fit", "small", "big"),
         ("wear",),
     ),
@@ -104,7 +104,7 @@ TRAIN_KINDS: dict[str, Kind] = {
             "One piece of the {p} is missing. My whole evening is ruined.",
         ),
         ("spare_part", "replacement", "discount", "refund"),
-        ("order_number", "serial_number", "address", "photo"),
+        ("order_number", "order_number", "serial_number", "address", "photo"),
         ("missing", "part", "parts", "piece", "incomplete"),
         ("home", "tech", "play"),
     ),
@@ -299,26 +299,27 @@ SHOPS = (
 )  # fmt: skip
 
 FEELINGS = (
-    "", "", "", "I am really upset.", "I am very disappointed.", "This is a disgrace.", "I am angry.",
-    "Do something!", "I expected better from you.", "Never again!", "How is that possible?", "I am fed up.",
+    "", "", "What do you need from me?", "I am really upset.", "What do you want to know?", "This is a disgrace.",
+    "What do you need to fix this?", "I am angry. What do you need?", "Never again!", "How is that possible?",
+    "What information do you need?", "I am fed up.",
 )  # fmt: skip
 
 # {shop} {case} {remedy} {detail}; every wording names the one remedy that is allowed and the detail needed before it.
 POLICIES = (
     "You are a customer service agent of {shop}. For {case} we offer {remedy}. First ask for the {detail}.",
-    "You work in the support team of {shop}. Our policy for {case}: {remedy}. You need the {detail} first.",
-    "You answer complaints for {shop}. In case of {case} the customer gets {remedy}, once you know the {detail}.",
-    "You are the help desk of {shop}. Customers with {case} can have {remedy}. Before that, find out the {detail}.",
-    "As an agent of {shop} you help upset customers. Rule for {case}: get the {detail}, then offer {remedy}.",
-    "You are a friendly support agent at {shop}. Offer {remedy} for {case}, but not before you have the {detail}.",
-    "You speak for {shop}. What we do about {case}: {remedy}. Needed to start: the {detail}.",
-    "You handle complaints at {shop}. The shop allows {remedy} for {case}, nothing else. Ask for the {detail} first.",
+    "You are a customer service agent. Ask for the {detail}, then offer {remedy}. This is our policy for {case}.",
+    "You help the customers of {shop}. Ask for their {detail} first. Then offer {remedy}, as for all {case}.",
+    "You are a support agent of {shop}. You need the customer's {detail}. Then you can offer {remedy} for {case}.",
+    "You answer complaints for {shop}. Apologise and ask for the {detail}. For {case}, then offer {remedy}.",
+    "You work in customer service at {shop}. Ask the customer for the {detail}. Policy for {case}: {remedy}.",
+    "You are a friendly agent of {shop}. We give {remedy} for {case}. Ask for the {detail} before you offer it.",
+    "You are an agent of {shop}. For {case}, customers get {remedy}. Ask for the {detail} first, then offer it.",
 )
 STYLES = (
-    "Reply in one or two short sentences.",
-    "Write one or two short sentences at a time.",
-    "Keep each reply to one or two short sentences.",
-    "Use one or two short sentences.",
+    "Ask if the offer is okay. Reply in one or two short sentences.",
+    "Make sure the customer agrees. Reply in one or two short sentences.",
+    "Get the customer's okay. Write one or two short sentences.",
+    "Say sorry and ask if they agree. Use one or two short sentences.",
 )
 
 STREETS = ("Mill Road", "Park Lane", "Station Street", "Oak Avenue", "Church Hill", "Bridge Street", "Rose Court")

@@ -7,17 +7,23 @@ from collections.abc import Sequence
 
 from mdapo.environments.base import Observation
 from mdapo.rewards.dialogue import Progress, follow
-from mdapo.rewards.dialogue_lexicon import ACCEPTANCES, REMEDIES
+from mdapo.rewards.dialogue_lexicon import ACCEPTANCES, DETAILS, REMEDIES
 from mdapo.rewards.dialogue_reading import Facts
 from mdapo.types import EndReason, Message, Prompt
 
-# By what the agent's last turn did. {value} is the detail asked for, {wrong} a remedy that was offered wrongly.
+# By what the agent's last turn did. {detail} is the detail needed ("order number"), {value} what it is, {wrong} a remedy
+# that was offered wrongly.
 REPLIES: dict[str, tuple[str, ...]] = {
-    "gives": ("Sure, it is {value}.", "Here you go: {value}.", "It is {value}.", "{value}. What happens now?"),
+    "gives": (
+        "It is {value}. What can you offer me?",
+        "Here you go: {value}. What will you do for me?",
+        "{value}. So what do you offer?",
+        "Sure, {value}. What happens now?",
+    ),
     "gives_cross": (
-        "It is {value}. Not even an apology?",
-        "{value}. You could at least say sorry.",
-        "Fine: {value}. I am still angry about this.",
+        "It is {value}. Not even an apology? What can you offer me?",
+        "{value}. You could say sorry. What will you do for me?",
+        "Fine: {value}. I am still angry. So what do you offer?",
     ),
     "told_already": ("I already told you: {value}.", "As I said, it is {value}. What will you do?"),
     "why_that": ("Why would you need that? What else do you need from me?", "I do not see how that helps you."),
@@ -25,19 +31,28 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "How? You know nothing about my case yet. What do you need from me?",
         "You have not even looked me up. What do you need from me?",
     ),
-    "wrong_early": ("I did not ask for {wrong}. What do you need from me?", "Not {wrong}. Do you need anything from me?"),
-    "wrong": ("I do not want {wrong}. Your own policy says otherwise.", "Not {wrong}. That is not what you promise."),
-    "unsure": ("So is that settled, or not?", "And are you asking me if that is fine?", "Are you asking me or telling me?"),
-    "soothed": (
-        "Thanks, but what happens now? What do you need from me?",
-        "All right. What do you need from me to sort it out?",
-        "Good words. Do you need anything from me?",
+    "wrong_early": (
+        "I did not ask for {wrong}. What do you need from me?",
+        "Not {wrong}. Do you need anything from me?",
     ),
-    "what_now": ("And what will you do about it?", "So what are you going to do for me?", "What can I expect then?"),
+    "wrong": ("I do not want {wrong}. Your own policy says otherwise.", "Not {wrong}. That is not what you promise."),
+    "unsure": (
+        "Do you want to know if that is okay with me?",
+        "And are you asking me if I agree?",
+        "Should I say yes to that, or is it settled anyway?",
+    ),
+    "soothed": (
+        "Thanks. What do you need from me?",
+        "All right. Do you need my {detail}?",
+        "Good. What do you want to know from me?",
+        "Thank you. Your site says that you need my {detail}?",
+    ),
+    "what_now": ("And what can you offer me?", "So what are you going to do for me?", "What do you offer me, then?"),
     "angry": (
         "That does not help me. What do you need from me?",
-        "This is ridiculous. Nobody here even says sorry.",
-        "I expected more. Do you need anything from me?",
+        "This is ridiculous. Do you not need my {detail}?",
+        "Nobody here even says sorry. What do you need from me?",
+        "I expected more. Do you want my {detail} or not?",
     ),
     "confused": ("Sorry, I do not follow you. Can you help me or not?", "That makes no sense to me. Please help me."),
     "leaves": ("I give up. I will shop elsewhere.", "Forget it. I am done here.", "This leads nowhere. Goodbye."),
@@ -45,15 +60,21 @@ REPLIES: dict[str, tuple[str, ...]] = {
 
 
 class CustomerService:
-    """The customer of one scenario. ``patience``: fruitless agent turns after which the customer leaves."""
+    """The customer of one scenario. ``patience``: fruitless agent turns after which the customer leaves.
 
-    def __init__(self, prompt: Prompt, *, seed: int, patience: int = 2) -> None:
+    ``easy_share``: of customers who accept a right offer unasked; the others say yes only when the agent asks them.
+    """
+
+    def __init__(self, prompt: Prompt, *, seed: int, patience: int = 2, easy_share: float = 0.5) -> None:
         if patience < 1:
             raise ValueError(f"customer_service: patience must be at least 1, got {patience}")
         self._prompt = prompt
         self._facts = Facts.of(prompt.ground_truth)
         self._random = random.Random(seed)
+        if not 0.0 <= easy_share <= 1.0:
+            raise ValueError(f"customer_service: easy_share must lie in [0, 1], got {easy_share}")
         self._patience = patience
+        self._easy = self._random.random() < easy_share
         self._fruitless = 0
         self._before = Progress()
 
@@ -63,7 +84,9 @@ class CustomerService:
     def observe(self, messages: Sequence[Message]) -> Observation:
         now = follow(self._facts, messages)
         turn = now.turns[-1]
-        if now.offered_at is not None and turn.invites and not turn.offers - {self._facts.remedy}:
+        offered_now = now.offered_at is not None and self._facts.remedy in turn.offers
+        persuaded = turn.invites or (self._easy and offered_now)
+        if now.offered_at is not None and persuaded and not turn.offers - {self._facts.remedy}:
             return self._say(self._random.choice(ACCEPTANCES), end="done")
         advanced = _milestones(now) > _milestones(self._before)
         self._before = now
@@ -95,7 +118,9 @@ class CustomerService:
     def _line(self, mood: str, *, end: EndReason | None = None) -> Observation:
         wrong = sorted(self._before.turns[-1].offers - {self._facts.remedy})
         text = self._random.choice(REPLIES[mood])
-        return self._say(text.format(value=self._facts.value, wrong=REMEDIES[wrong[0]].names[0] if wrong else ""), end=end)
+        wrongly = REMEDIES[wrong[0]].names[0] if wrong else ""
+        detail = DETAILS[self._facts.detail].names[0]
+        return self._say(text.format(detail=detail, value=self._facts.value, wrong=wrongly), end=end)
 
     def _say(self, text: str, *, end: EndReason | None = None) -> Observation:
         return Observation((Message("user", text),), end)

@@ -16,6 +16,8 @@ from mdapo.types import EndReason, Message, Prompt, Score
 # Shaped value; what is left to 1.0 comes with success alone.
 WEIGHTS: Mapping[str, float] = {"apology": 0.2, "detail": 0.25, "remedy": 0.3, "confirmation": 0.1}
 WRONG_REMEDY = 0.3  # share of a right offer's credit that is left when a wrong one was made too
+EARLY_REMEDY = 0.2  # for the right remedy, but before the detail is known
+OTHER_DETAIL = 0.3  # for asking for something, but not for what is needed
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Progress:
     asked_at: int | None = None
     given: bool = False  # the customer told the detail
     offered_at: int | None = None  # the right remedy alone, after the detail
-    early: bool = False  # some remedy promised before the detail, without asking for it
+    early: bool = False  # the right remedy promised before the detail, without asking for it
     wrong: bool = False
     confirmed: bool = False
 
@@ -39,7 +41,9 @@ class Progress:
 
     @property
     def success(self) -> bool:
-        in_order = self.apologised_at is not None and self.offered_at is not None and self.apologised_at <= self.offered_at
+        in_order = (
+            self.apologised_at is not None and self.offered_at is not None and self.apologised_at <= self.offered_at
+        )
         return in_order and self.given and self.confirmed and not (self.wrong or self.early or self.fault)
 
 
@@ -49,12 +53,14 @@ def follow(facts: Facts, messages: Sequence[Message]) -> Progress:
     said: list[str] = []
     turns: list[Reading] = []
     done: dict[str, Any] = {}
+    before = None
     for message in messages:
+        answers, before = before == "assistant", message.role
         if message.role != "assistant":
             heard.append(message.content)
-            if done.get("asked_at") is not None and plain(facts.value) in plain(message.content):
+            if "asked_at" in done and plain(facts.value) in plain(message.content):
                 done["given"] = True
-            if done.get("offered_at") is not None and turns[-1].invites and accepts(message.content):
+            if answers and "offered_at" in done and _settles(turns[-1], facts) and accepts(message.content):
                 done["confirmed"] = True
             continue
         turn = read_turn(message.content, facts, heard=heard, said=said)
@@ -62,6 +68,11 @@ def follow(facts: Facts, messages: Sequence[Message]) -> Progress:
         turns.append(turn)
         said.append(message.content)
     return Progress(turns=tuple(turns), **done)
+
+
+def _settles(turn: Reading, facts: Facts) -> bool:
+    """Whether a yes after this turn is a yes to the offer."""
+    return turn.invites or facts.remedy in turn.offers
 
 
 def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> None:
@@ -80,6 +91,12 @@ def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> No
             done["early"] = True
 
 
+def _remedy_credit(progress: Progress) -> float:
+    if progress.offered_at is not None:
+        return WRONG_REMEDY if progress.wrong else 1.0
+    return EARLY_REMEDY * (progress.early and not progress.wrong)
+
+
 def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason) -> Score:
     """Shaped value in [0, 1] (1.0 exactly on success), raw outcome 0 or 1, and the parts.
 
@@ -90,13 +107,18 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
     cheated = bool(progress.fault) or not progress.turns
     parts = {
         "apology": progress.apology,
-        "detail": float(progress.given),
-        "remedy": float(progress.offered_at is not None) * (WRONG_REMEDY if progress.wrong else 1.0),
+        "detail": 1.0 if progress.given else OTHER_DETAIL * any(turn.asks for turn in progress.turns),
+        "remedy": _remedy_credit(progress),
         "confirmation": float(progress.confirmed),
     }
     shaped = sum(WEIGHTS[name] * part for name, part in parts.items())
     value = 0.0 if cheated else 1.0 if progress.success else shaped
-    flags = {"success": progress.success, "wrong_remedy": progress.wrong, "early_remedy": progress.early, "cheat": cheated}
+    flags = {
+        "success": progress.success,
+        "wrong_remedy": progress.wrong,
+        "early_remedy": progress.early,
+        "cheat": cheated,
+    }
     return Score(
         value=value,
         outcome=float(progress.success and not cheated),

@@ -89,7 +89,10 @@ REMEDIES: dict[str, Remedy] = {
     ),
     "spare_part": Remedy(
         ("the missing part by post", "a free spare part", "the spare part", "the missing part for free"),
-        _any(r"\bspare (?:part|piece)s?\b", r"\bmissing (?:part|piece)s? (?:by|for free|free|right away|today|now|to you)\b"),
+        _any(
+            r"\bspare (?:part|piece)s?\b",
+            r"\bmissing (?:part|piece)s? (?:by|for free|free|right away|today|now|to you)\b",
+        ),
         _any(r"\bmissing (?:part|piece)s?\b", r"\bnew (?:part|piece)s?\b", r"\bthe parts?\b"),
     ),
     "cancellation": Remedy(
@@ -125,10 +128,16 @@ DETAILS: dict[str, Detail] = {
     "account_number": Detail(
         ("account number", "customer number"), _any(rf"\b(?:account|customer|member|membership|client) {_NUMBER}")
     ),
-    "email": Detail(("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|the|an|which|what) e-?mail\b")),
+    "email": Detail(
+        ("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|the|an|which|what) e-?mail\b")
+    ),
     "phone": Detail(
         ("phone number", "telephone number"),
-        _any(r"\b(?:tele)?phone number\b", r"\b(?:mobile|contact|cell|cellphone) number\b", r"\bnumber to (?:call|reach)\b"),
+        _any(
+            r"\b(?:tele)?phone number\b",
+            r"\b(?:mobile|contact|cell|cellphone) number\b",
+            r"\bnumber to (?:call|reach)\b",
+        ),
     ),
     "address": Detail(
         ("delivery address", "home address", "shipping address"),
@@ -137,7 +146,9 @@ DETAILS: dict[str, Detail] = {
             r"\bwhere (?:do|did|should|can|are|is) (?:you|we|i|it) (?:live|living|ship|send|deliver)",
         ),
     ),
-    "postcode": Detail(("postcode", "postal code", "ZIP code"), _any(r"\bpost ?code\b", r"\bzip\b", r"\bpostal code\b")),
+    "postcode": Detail(
+        ("postcode", "postal code", "ZIP code"), _any(r"\bpost ?code\b", r"\bzip\b", r"\bpostal code\b")
+    ),
     "purchase_date": Detail(
         ("date of purchase", "purchase date"),
         _any(
@@ -148,7 +159,9 @@ DETAILS: dict[str, Detail] = {
             r"\bday (?:when |that )?you (?:bought|purchased|ordered)\b",
         ),
     ),
-    "photo": Detail(("photo of the damage", "photo", "picture"), _any(r"\bphoto\w*\b", r"\bpictures?\b", r"\bimages?\b")),
+    "photo": Detail(
+        ("photo of the damage", "photo", "picture"), _any(r"\bphoto\w*\b", r"\bpictures?\b", r"\bimages?\b")
+    ),
     "size": Detail(
         ("right size", "size you need"),
         _any(
@@ -167,6 +180,12 @@ APOLOGY = _any(
     r"\b(?:accept|offer|extend) (?:you )?(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
     r"\bplease forgive (?:me|us)\b",
     r"\b(?:i|we) (?:\w+ )?regret (?:that|the|this|to hear|your|what|how)\b",
+)
+# "I'm sorry, but I'm unable to assist" refuses; it does not apologise.
+NO_APOLOGY = _any(
+    r"\bnot (?:\w+ )?sorry\b",
+    r"\b(?:sorry|apologi[sz]e|apologies),? (?:but|however) .*(?:\bunable\b|n't\b|\bnot\b|\bcannot\b|\bno\b)",
+    r"\b(?:sorry|apologi[sz]e),? (?:that |to say |to inform you )?(?:that )?(?:i|we)(?: am| are|'m|'re)? (?:unable|can't|cannot|not able|don't|won't)\b",
 )
 # What the apology is for, when it names neither the product nor the problem.
 ACKNOWLEDGED = _any(

@@ -61,7 +61,9 @@ class Facts:
             raise ValueError(f"unknown detail {detail!r}; known: {', '.join(lexicon.DETAILS)}")
         if remedy not in lexicon.REMEDIES:
             raise ValueError(f"unknown remedy {remedy!r}; known: {', '.join(lexicon.REMEDIES)}")
-        return cls(detail, str(ground_truth["value"]), remedy, tuple(str(word).lower() for word in ground_truth["topic"]))
+        return cls(
+            detail, str(ground_truth["value"]), remedy, tuple(str(word).lower() for word in ground_truth["topic"])
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
         off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
         fault=_fault(text, heard=heard, said=said),
     )
-    if not reading.fault and reading.apology and facts.detail in asked and facts.remedy in offered and reading.invites:
+    sorry = any(_is_sorry(s) for s in sentences(text))
+    if not reading.fault and sorry and facts.detail in asked and facts.remedy in offered and reading.invites:
         return Reading(fault="parroting")
     if reading.fault or reading.off_role:
         return Reading(off_role=reading.off_role, fault=reading.fault, offers=offered - {facts.remedy})
@@ -111,13 +114,17 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
 
 def apology(text: str, topic: Sequence[str]) -> float:
     """1.0: says sorry and names product or problem; 0.8: says sorry for "this", "the trouble"; else 0."""
-    said = [s for s in sentences(text) if lexicon.APOLOGY.search(s) and not re.search(r"\bnot (?:\w+ )?sorry\b", s)]
-    if not said:
+    said = [s for s in sentences(text) if _is_sorry(s)]
+    if not said or ("for your loss" in said[0] and "lost" not in topic):
         return 0.0
     named = set(words(text))
     if any(word in named for word in topic):
         return 1.0
     return 0.8 if any(lexicon.ACKNOWLEDGED.search(s) for s in said) else 0.0
+
+
+def _is_sorry(sentence: str) -> bool:
+    return bool(lexicon.APOLOGY.search(sentence)) and not lexicon.NO_APOLOGY.search(sentence)
 
 
 def asks_for(sentence: str, detail: str) -> bool:
@@ -128,7 +135,10 @@ def asks_for(sentence: str, detail: str) -> bool:
     before, after = sentence[: found.start()], sentence[found.end() :]
     if re.match(r"(?: is| was|:| #)+ ?[#\w-]*\d", after) or _negated(before):
         return False
-    if re.search(r"\b(?:thank(?:s| you) for|(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$", before):
+    if re.search(
+        r"\b(?:thank(?:s| you) for|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$",
+        before,
+    ):
         return False
     return bool("?" in sentence or lexicon.REQUEST.search(before) or lexicon.REQUEST.search(sentence[: found.end()]))
 
@@ -167,12 +177,16 @@ def accepts(text: str) -> bool:
     return bool(_ACCEPTS.search(said)) and not lexicon.NEGATION.search(said) and "?" not in said
 
 
-_ACCEPTS = re.compile(r"^(?:yes|yeah|okay|ok|fine|all right|alright|agreed|sure|deal|great|that (?:works|sounds|is what))\b")
+_ACCEPTS = re.compile(
+    r"^(?:yes|yeah|okay|ok|fine|all right|alright|agreed|sure|deal|great|that (?:works|sounds|is what))\b"
+)
 
 
 def _negated(before: str) -> bool:
     """The words before, in its clause, turn it into its opposite ("can't you" and "why not" are questions, not denials)."""
-    said = re.sub(r"\b(?:why not|why don't (?:we|i|you)|don't (?:worry|hesitate)|not only|no (?:problem|worries))\b", " ", before)
+    said = re.sub(
+        r"\b(?:why not|why don't (?:we|i|you)|don't (?:worry|hesitate)|not only|no (?:problem|worries))\b", " ", before
+    )
     return bool(lexicon.NEGATION.search(said))
 
 
