@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def open_run_folder(
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if any(f.name not in (LOCK, CONFIG) for f in path.iterdir()) and not (path / CONFIG).exists():
+        if not (path / CONFIG).exists() and any(not f.name.startswith(".") for f in path.iterdir()):
             raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
         lock = _lock(path)
         former = _read(path / CONFIG)
@@ -119,7 +120,8 @@ def _keep_and_write(path: Path, text: str) -> None:
     if path.exists():
         if path.read_text(encoding="utf-8") == text:
             return
-        path.rename(_free_name(path.parent, path.stem, path.suffix))
+        # A copy, so that a kill at any point leaves the folder recognisable as a run's.
+        shutil.copyfile(path, _free_name(path.parent, path.stem, path.suffix))
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -106,6 +106,13 @@ def test_a_folder_in_use_is_not_moved_aside(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_killed_while_its_folder_was_made_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("process 1 on nowhere since never")
+    (tmp_path / ".config.yaml.partial").write_text("run:")
+    open_run_folder(tmp_path, config()).close()
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == config()
+
+
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="not a run's folder"):

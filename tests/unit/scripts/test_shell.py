@@ -1,0 +1,71 @@
+"""The shell scripts parse, say how they are used, and start what they say; a stand-in for Python prints its arguments."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS = sorted([*(ROOT / "scripts").glob("*.sh"), *(ROOT / "scripts").glob("*.sbatch"), ROOT / ".ci" / "run"])
+
+
+def run(script: str, *arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = ["bash", str(ROOT / "scripts" / script), *arguments]
+    return subprocess.run(command, cwd=cwd, env=kept | environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return tmp_path / "venv"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_parses(script: Path) -> None:
+    assert subprocess.run(["bash", "-n", str(script)], timeout=60).returncode == 0
+
+
+def test_train_is_the_torchrun_line_from_anywhere(venv: Path, tmp_path: Path) -> None:
+    places = {"NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234", "NPROC_PER_NODE": "8"}
+    found = run("train.sh", "a b.yaml", "run.name=x y", cwd=tmp_path, VENV=str(venv), **places)
+    expected = ["-m", "torch.distributed.run", "--nnodes", "4", "--node-rank", "2", "--nproc-per-node", "8"]
+    expected += [
+        "--master-addr",
+        "10.0.0.1",
+        "--master-port",
+        "1234",
+        "-m",
+        "mdapo.trainer",
+        "a b.yaml",
+        "run.name=x y",
+    ]
+    assert found.stdout.splitlines() == expected
+
+
+def test_train_on_one_machine_needs_no_variables(venv: Path, tmp_path: Path) -> None:
+    found = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv))
+    assert found.returncode == 0
+    assert found.stdout.splitlines()[2:6] == ["--nnodes", "1", "--node-rank", "0"]
+
+
+def test_train_says_what_is_missing(venv: Path, tmp_path: Path) -> None:
+    assert run("train.sh", cwd=tmp_path).returncode == 2
+    alone = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv), NNODES="2")
+    assert alone.returncode == 2 and "MASTER_ADDR" in alone.stderr
+
+
+def test_install_refuses_an_old_python(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\necho Python 3.9.1\nexit 1\n")
+    old.chmod(0o755)
+    found = run("install.sh", cwd=tmp_path, PYTHON=str(old), VENV=str(tmp_path / "new"))
+    assert found.returncode == 2 and "3.11" in found.stderr and "Python 3.9.1" in found.stderr
+    assert not (tmp_path / "new").exists()
