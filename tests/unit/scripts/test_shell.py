@@ -1,4 +1,4 @@
-"""The shell scripts parse, say how they are used, and start what they say; a stand-in for Python prints its arguments."""
+"""The shell scripts parse, say how they are used, start what they say; a stand-in for Python prints its arguments."""
 
 from __future__ import annotations
 
