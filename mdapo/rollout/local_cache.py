@@ -19,6 +19,7 @@ class SlotTable:
     """Slots by session, least recently used idle ones given away first."""
 
     def __init__(self, count: int) -> None:
+        self.count = count
         self._slots = [_Slot() for _ in range(count)]
         self._by_session: dict[str, int] = {}
         self._tick = 0

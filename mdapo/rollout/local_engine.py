@@ -19,7 +19,7 @@ import torch
 
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.local_cache import SlotTable
-from mdapo.rollout.local_model import LocalModel
+from mdapo.rollout.local_model import LocalModel, packing_available
 from mdapo.rollout.local_sampling import sample
 from mdapo.rollout.local_weights import read_shape, read_weights
 from mdapo.rollout.seeds import uniform
@@ -77,6 +77,17 @@ class LocalEngine:
             device=torch.device(device),
             slots=max_running,
             max_context=max_context,
+        )
+
+    @property
+    def description(self) -> str:
+        """One line for the start of a run: what was chosen."""
+        model = self.model
+        kind = "oneDNN packed weights" if packing_available(model.dtype, model.device) else "plain weights"
+        dtype = str(model.dtype).removeprefix("torch.")
+        return (
+            f"local engine: {dtype} on {model.device}, {kind}, {self._threads} threads, "
+            f"{self._slots.count} dialogues x {self.max_context} tokens"
         )
 
     async def generate(self, request: Request) -> Completion:

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from mdapo.rollout.local_weights import ModelShape, WeightAssembler
 
 PACK_ROWS = 64  # row count the packed layout is chosen for; others work, a little slower
-FIRST_POSITIONS = 256  # the cache begins with so many positions a slot and doubles
+CACHE_STEP = 256  # the cache grows by so many positions a slot, as dialogues need them
 
 
 class Linear:
     """``x @ weight.T + bias`` and the few forms of it that fuse an elementwise operation."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.packed = weight.device.type == "cpu" and packing_available(weight.dtype)
+        self.packed = packing_available(weight.dtype, weight.device)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS) if self.packed else weight
         self.bias = bias
 
@@ -48,9 +48,9 @@ class Linear:
         return residual + F.linear(x, self.weight, self.bias)
 
 
-def packing_available(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies ``dtype`` with oneDNN's packed weights."""
-    if not torch.backends.mkldnn.is_available():
+def packing_available(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether ``device`` is a CPU that multiplies ``dtype`` with oneDNN's packed weights."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -103,7 +103,7 @@ class LocalModel:
         self.shape, self.dtype, self.device, self.max_context = shape, dtype, device, max_context
         self.tensors: dict[str, torch.Tensor] = {}  # embedding and norms, by name
         self.linears: dict[str, Linear] = {}
-        size = (shape.layers, slots, 2 * shape.kv_heads, min(FIRST_POSITIONS, max_context), shape.head_dim)
+        size = (shape.layers, slots, 2 * shape.kv_heads, min(CACHE_STEP, max_context), shape.head_dim)
         self.cache = torch.zeros(size, dtype=dtype, device=device)
         angles = torch.outer(torch.arange(max_context).float(), shape.inverse_frequencies())
         self.cos = angles.cos().repeat(1, 2).to(dtype).to(device)  # [positions, D]
@@ -126,7 +126,7 @@ class LocalModel:
         """Make room for so many positions a slot."""
         have = self.cache.shape[3]
         if positions > have:
-            size = min(max(positions, 2 * have), self.max_context)
+            size = min(-(-positions // CACHE_STEP) * CACHE_STEP, self.max_context)
             bigger = self.cache.new_zeros((*self.cache.shape[:3], size, self.cache.shape[4]))
             bigger[:, :, :, :have] = self.cache
             self.cache = bigger

@@ -113,6 +113,32 @@ def test_idle_dialogues_lose_their_slot_least_recently_used_first(tiny_model: Pa
     assert run(engine, ask(ids["b"], session="b"))[0].cached_tokens == 0
 
 
+def test_dialogues_left_over_move_together_and_say_the_same(tiny_model: Path) -> None:
+    """When the others have ended, the last ones are decoded as a small batch, not as a sparse large one."""
+    requests = [ask(prompt(20, i), session=str(i), seed=i, new=60 if i in (3, 7) else 4) for i in range(8)]
+
+    async def talk(engine: LocalEngine, request: Request) -> Completion:
+        done = await engine.generate(request)
+        moved.append([engine._slots.slot_of(s) for s in "37"])
+        await engine.release(request.session)
+        return done
+
+    async def together() -> list[Completion]:
+        engine = make(tiny_model)
+        return list(await asyncio.gather(*(talk(engine, r) for r in requests)))
+
+    moved: list[list[int | None]] = []
+    completions = asyncio.run(together())
+    assert moved[0] == [3, 7]
+    assert moved[-2] in ([3, 4], [4, 3])
+    for completion, request in zip(completions, requests, strict=True):
+        assert completion.ids == run(make(tiny_model), request)[0].ids
+
+
+def test_the_engine_says_what_it_chose(tiny_model: Path) -> None:
+    assert make(tiny_model).description.endswith("1 threads, 8 dialogues x 256 tokens")
+
+
 def test_a_long_prompt_is_fed_in_pieces_beside_decoding(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
         ask(prompt(150, 1), session="long"),

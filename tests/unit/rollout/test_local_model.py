@@ -130,4 +130,5 @@ def test_an_unsupported_folder_is_one_user_error_with_every_problem(tmp_path: Pa
 
 
 def test_packing_is_used_on_this_cpu_whenever_onednn_is_there() -> None:
-    assert packing_available(torch.float32) == torch.backends.mkldnn.is_available()
+    assert packing_available(torch.float32, CPU) == torch.backends.mkldnn.is_available()
+    assert not packing_available(torch.float32, torch.device("meta"))
