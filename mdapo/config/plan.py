@@ -15,7 +15,8 @@ from mdapo.config.rules import longest_sequence
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
-SCENARIOS = Path(__file__).resolve().parent.parent / "environments" / "scenarios"
+PACKAGE = Path(__file__).resolve().parent.parent
+SCENARIOS = PACKAGE / "environments" / "scenarios"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def require_plan(loaded: Loaded, *, world_size: int | None) -> tuple[RunPlan, Mo
 
 
 def file_problems(config: Config) -> list[Problem]:
-    """Files and folders that are named and not there. Relative paths are relative to the current directory."""
+    """Files, folders and parts that are named and not there. Relative paths are relative to the current directory."""
     model = config.model
     problems = []
     if model.tokenizer_path is not None or Path(model.path).is_dir():
@@ -107,6 +108,8 @@ def file_problems(config: Config) -> list[Problem]:
             problems.append(Problem("debug.replay", f"no such folder: {config.debug.replay}"))
     else:
         problems += _data_files("data.train_files", config.data.train_files)
+        if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
+            problems.append(Problem("rollout.engine", "this version of mdapo has no SGLang engine; use local"))
     return [*problems, *_data_files("data.val_files", config.data.val_files)]
 
 

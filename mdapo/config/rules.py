@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from mdapo.config.problems import Problem
 from mdapo.config.schema import Config
@@ -169,5 +170,10 @@ def _debug(config: Config) -> Iterator[Problem]:
     debug = config.debug
     if debug.mode == "train" and debug.replay is None:
         yield Problem("debug.replay", "must name a run's replay/ folder when debug.mode=train", ("debug.mode",))
+    own = Path(config.run.dir, config.run.name)
+    if debug.replay is not None and Path(debug.replay) in (own, own / "replay"):
+        yield Problem("run.name", f"{config.run.name} is the run that debug.replay recorded; choose another")
+    if debug.mode == "eval" and not config.data.val_files:
+        yield Problem("data.val_files", "names no file to evaluate on (debug.mode=eval)", ("debug.mode",))
     if debug.mode != "train" and debug.replay is not None:
         yield Problem("debug.replay", f"is read only with debug.mode=train, not {debug.mode}", ("debug.mode",))
