@@ -56,17 +56,19 @@ def _scenario(rng: random.Random, split: str, index: int, kind: str) -> Row:
     product = rng.choice((material.UNSEEN_PRODUCTS if new_product else material.PRODUCTS)[group])
     detail, remedy = rng.choice(spec.details), rng.choice(spec.remedies)
     complaint = rng.choice(spec.complaints).format(p=product, days=rng.randint(3, 29))
+    named = rng.choice(DETAILS[detail].names)
+    ending = rng.choice(material.ENDINGS).format(detail=named)
     system = rng.choice(material.POLICIES).format(
         shop=rng.choice(material.SHOPS),
         case=rng.choice(spec.case),
         remedy=rng.choice(REMEDIES[remedy].names),
-        detail=rng.choice(DETAILS[detail].names),
+        detail=named,
     )
     return {
         "data_source": "customer_service",
         "prompt": [
             {"role": "system", "content": f"{system} {rng.choice(material.STYLES)}"},
-            {"role": "user", "content": f"{complaint} {rng.choice(material.FEELINGS)}".strip()},
+            {"role": "user", "content": f"{complaint} {ending}"},
         ],
         "reward_model": {
             "style": "rule",

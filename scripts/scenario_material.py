@@ -298,11 +298,21 @@ SHOPS = (
     "Sunny Side", "Fernbrook", "Kite & Key", "Marlow's", "Redwood Market", "Tall Ships", "Willow House", "Quayside",
 )  # fmt: skip
 
-FEELINGS = (
-    "", "", "What do you need from me?", "I am really upset.", "What do you want to know?", "This is a disgrace.",
-    "What do you need to fix this?", "I am angry. What do you need?", "Never again!", "How is that possible?",
-    "What information do you need?", "I am fed up.",
-)  # fmt: skip
+# What follows the complaint; {detail} as the shop's own form calls it.
+ENDINGS = (
+    "Which details do you need?",
+    "Do you need my {detail}?",
+    "I am upset. Which details do you need?",
+    "What information do you need?",
+    "This is a disgrace. Do you need my {detail}?",
+    "What details do you need to help me?",
+    "Help me! Do you want my {detail}?",
+    "I am fed up. What details do you want?",
+    "Which information is it that you need?",
+    "How is that possible?",
+    "I am really angry.",
+    "Never again!",
+)
 
 # {shop} {case} {remedy} {detail}; every wording names the one remedy that is allowed and the detail needed before it.
 POLICIES = (

@@ -11,8 +11,8 @@ from mdapo.rewards.dialogue_lexicon import ACCEPTANCES, DETAILS, REMEDIES
 from mdapo.rewards.dialogue_reading import Facts
 from mdapo.types import EndReason, Message, Prompt
 
-# By what the agent's last turn did. {detail} is the detail needed ("order number"), {value} what it is, {wrong} a remedy
-# that was offered wrongly.
+# By what the agent's last turn did. {detail} is the detail needed ("order number"), {value} what it is, {wrong} a
+# remedy that was offered wrongly.
 REPLIES: dict[str, tuple[str, ...]] = {
     "gives": (
         "It is {value}. What can you offer me?",
@@ -26,14 +26,17 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "Fine: {value}. I am still angry. So what do you offer?",
     ),
     "told_already": ("I already told you: {value}.", "As I said, it is {value}. What will you do?"),
-    "why_that": ("Why would you need that? What else do you need from me?", "I do not see how that helps you."),
+    "why_that": (
+        "Why would you need that? Do you not need my {detail}?",
+        "I do not see how that helps. Which other details do you need?",
+    ),
     "too_early": (
-        "How? You know nothing about my case yet. What do you need from me?",
-        "You have not even looked me up. What do you need from me?",
+        "How? You know nothing about my case yet. Which details do you need?",
+        "You have not even looked me up. Do you need my {detail}?",
     ),
     "wrong_early": (
-        "I did not ask for {wrong}. What do you need from me?",
-        "Not {wrong}. Do you need anything from me?",
+        "I did not ask for {wrong}. Which details do you need?",
+        "Not {wrong}. Do you need my {detail}?",
     ),
     "wrong": ("I do not want {wrong}. Your own policy says otherwise.", "Not {wrong}. That is not what you promise."),
     "unsure": (
@@ -42,19 +45,19 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "Should I say yes to that, or is it settled anyway?",
     ),
     "soothed": (
-        "Thanks. What do you need from me?",
+        "Thanks. Which details do you need?",
         "All right. Do you need my {detail}?",
-        "Good. What do you want to know from me?",
+        "Good. What information do you need?",
         "Thank you. Your site says that you need my {detail}?",
     ),
     "what_now": ("And what can you offer me?", "So what are you going to do for me?", "What do you offer me, then?"),
     "angry": (
-        "That does not help me. What do you need from me?",
-        "This is ridiculous. Do you not need my {detail}?",
-        "Nobody here even says sorry. What do you need from me?",
-        "I expected more. Do you want my {detail} or not?",
+        "That does not help me. Which details do you need?",
+        "This is ridiculous. Do you need my {detail}?",
+        "Nobody here even says sorry. What information do you need?",
+        "I expected more. Do you want my {detail}?",
     ),
-    "confused": ("Sorry, I do not follow you. Can you help me or not?", "That makes no sense to me. Please help me."),
+    "confused": ("I do not follow you. Can you help me?", "That makes no sense to me. Please help me."),
     "leaves": ("I give up. I will shop elsewhere.", "Forget it. I am done here.", "This leads nowhere. Goodbye."),
 }
 

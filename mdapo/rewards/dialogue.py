@@ -113,14 +113,7 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
     }
     shaped = sum(WEIGHTS[name] * part for name, part in parts.items())
     value = 0.0 if cheated else 1.0 if progress.success else shaped
-    flags = {
-        "success": progress.success,
-        "wrong_remedy": progress.wrong,
-        "early_remedy": progress.early,
-        "cheat": cheated,
-    }
-    return Score(
-        value=value,
-        outcome=float(progress.success and not cheated),
-        parts={**parts, **{name: float(flag) for name, flag in flags.items()}},
-    )
+    flags = {"success": progress.success, "cheat": cheated}
+    flags |= {"wrong_remedy": progress.wrong, "early_remedy": progress.early}
+    parts |= {name: float(flag) for name, flag in flags.items()}
+    return Score(value=value, outcome=float(progress.success and not cheated), parts=parts)

@@ -1,7 +1,7 @@
 """What customer-service talk looks like: the remedies and details there are, and the phrasings that carry them.
 
-Data only. A remedy's ``strong`` forms name it and no other; its ``weak`` forms are read as that remedy only where it is
-the right one ("we'll send a new one" suits a replacement and a second parcel), so that nobody is accused by a vague word.
+Data only. A remedy's ``strong`` forms name it and no other; its ``weak`` forms are read as that remedy only where it
+is the right one ("we'll send a new one" may mean a replacement or a second parcel): a vague word accuses nobody.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ REMEDIES: dict[str, Remedy] = {
     "express": Remedy(
         ("express delivery", "free express delivery", "express shipping", "priority shipping"),
         _any(
-            r"\b(?:express|priority|overnight|expedited)(?: \w+)? (?:deliver\w*|ship\w*|post|mail|courier|parcel|service)\b",
+            r"\b(?:express|priority|overnight|expedited)(?: \w+)? (?:deliver\w*|ship\w*|post|mail|courier|service)\b",
             r"\b(?:by|via|with|through) (?:express|priority|overnight)\b",
             r"\bexpedite\b",
         ),
@@ -163,9 +163,9 @@ DETAILS: dict[str, Detail] = {
         ("photo of the damage", "photo", "picture"), _any(r"\bphoto\w*\b", r"\bpictures?\b", r"\bimages?\b")
     ),
     "size": Detail(
-        ("right size", "size you need"),
+        ("size", "clothing size"),
         _any(
-            r"\b(?:which|what|right|correct|preferred|exact|your|the) sizes?\b",
+            r"\b(?:which|what|right|correct|preferred|exact|your|the|clothing) sizes?\b",
             r"\bsize (?:do )?you (?:need|want|wear|order|would)\w*\b",
         ),
     ),
@@ -185,7 +185,8 @@ APOLOGY = _any(
 NO_APOLOGY = _any(
     r"\bnot (?:\w+ )?sorry\b",
     r"\b(?:sorry|apologi[sz]e|apologies),? (?:but|however) .*(?:\bunable\b|n't\b|\bnot\b|\bcannot\b|\bno\b)",
-    r"\b(?:sorry|apologi[sz]e),? (?:that |to say |to inform you )?(?:that )?(?:i|we)(?: am| are|'m|'re)? (?:unable|can't|cannot|not able|don't|won't)\b",
+    r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we)(?: am| are|'m|'re)? (?:unable|cannot|not)\b",
+    r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we) (?:can't|don't|won't)\b",
 )
 # What the apology is for, when it names neither the product nor the problem.
 ACKNOWLEDGED = _any(
@@ -199,7 +200,7 @@ REQUEST = _any(
     r"\b(?:can|could|would|will|may|might) (?:you|i|we)\b",
     r"\bplease\b",
     r"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also)* (?:need|require|like|want)\b",
-    r"(?:^|\b(?:just|first|and|now|then|so) )(?:tell|give|send|share|provide|email|message|show)(?: \w+){0,3} (?:me|us|your|the|a)\b",
+    r"(?:^|\b(?:just|first|and|now|then|so) )(?:tell|give|send|share|provide|show)(?: \w+){0,3} (?:me|us|your|the|a)\b",
     r"\blet (?:me|us) (?:know|have)\b",
     r"\b(?:what|which|when|where)(?:'s| is| was| are)\b",
     r"\b(?:what|which|when|where)\b.*\b(?:do|did) you\b",
@@ -210,8 +211,9 @@ REQUEST = _any(
 
 # A sentence that names a remedy offers it when one of these carries it.
 OFFER = _any(
-    r"\b(?:i|we|they|our team|our \w+|the team)(?:'ll| will| can| could| would|'d| shall| may| am| are|'m|'re| have|'ve)\b",
-    r"\b(?:i|we) (?:\w+ )?(?:offer|give|send|provide|arrange|issue|process|suggest|propose|replace|refund|repair|cancel|exchange)\b",
+    r"\b(?:i|we|they|our \w+|the team)(?:'ll| will| can| could| would|'d| shall| may| am| are|'m|'re| have|'ve)\b",
+    r"\b(?:i|we) (?:\w+ )?(?:offer|give|send|provide|arrange|issue|process|suggest|propose)\b",
+    r"\b(?:i|we) (?:\w+ )?(?:replace|refund|repair|cancel|exchange)\b",
     r"\byou(?:'ll| will| can| may| could| are| qualify|'re| get| receive)\b",
     r"\bwould you (?:\w+ )?(?:like|prefer|want|accept|be)\b",
     r"\b(?:do|did) you (?:want|accept|prefer|agree)\b",
@@ -225,7 +227,7 @@ OFFER = _any(
 )
 # Said of what the customer wants or what policies say in general: naming a remedy so is not offering it.
 REPORTED = _any(
-    r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned|deserve to know)\b",
+    r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",
     r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
@@ -235,17 +237,23 @@ NEGATION = _any(
     r"n't\b",
 )
 
+_GOOD = r"(?:ok|okay|alright|all right|fine|good|acceptable|suit\w*|work\w*|help\w*|agreeable|happy|satisf\w+)"
+_DO_IT = (
+    r"(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get)"
+)
 INVITATION = _any(
-    r"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?(?:ok|okay|alright|all right|fine|good|acceptable|suit\w*|work\w*|help\w*|agreeable|happy|satisf\w+)\b",
+    rf"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?{_GOOD}\b",
     r"\b(?:does|do|would|will|might|could) (?:that|this|it|these)(?: \w+)? (?:work|sound|suit|help|seem|solve|be)\b",
     r"\bhow (?:does|would|is) (?:that|this|it)\b",
     r"\b(?:sounds?|works?|okay|ok|alright|fine|good) (?:good |ok |okay )?(?:to|for|with|by) you\b",
-    r"\bwould you (?:\w+ )?(?:like|prefer|accept|want|be (?:happy|ok|okay|willing|interested|satisfied|fine))\b",
+    r"\bwould you (?:\w+ )?(?:like|prefer|accept|want)\b",
+    r"\bwould you (?:\w+ )?be (?:happy|ok|okay|willing|interested|satisfied|fine)\b",
     r"\bdo you (?:want|accept|agree|prefer|approve)\b",
-    r"\b(?:shall|should|may|can|could) (?:i|we) (?:\w+ )?(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get)\b",
+    rf"\b(?:shall|should|may|can|could) (?:i|we) (?:\w+ )?{_DO_IT}\b",
     r"\bplease (?:\w+ )?(?:confirm|accept|agree|approve)\b",
     r"\b(?:could|can|would|will) you (?:\w+ )?(?:confirm|accept|agree|approve)\b",
-    r"\blet (?:me|us) know (?:if|whether|that) (?:that|this|it|you(?:'d| would|'re| are)? (?:like|agree|accept|happy|ok|okay|fine))\b",
+    r"\blet (?:me|us) know (?:if|whether|that) (?:that|this|it)\b",
+    r"\blet (?:me|us) know (?:if|whether|that) you(?:'d| would|'re| are)? (?:like|agree|accept|happy|ok|okay|fine)\b",
     r"\bif (?:that|this|it)(?:'s| is| works| suits| sounds)\b",
     r"\bif you (?:agree|accept|like|are happy|are ok|are okay)\b",
     r"\b(?:ok|okay|alright|all right|agreed|deal|right) ?\?",
@@ -264,9 +272,11 @@ ACCEPTANCES: tuple[str, ...] = (
 
 # Words that hold sentences together; text without them is a list of keywords.
 FUNCTION_WORDS: frozenset[str] = frozenset(
-    """a an the this that these those my your our his her its their i you we he she it they me us him them who what which
-    when where how why and or but so if as than then because while for from to of in on at by with about into over after
-    before is am are was were be been being do does did have has had will would can could may might shall should must not
-    no yes please there here all any some more just also very really i'm i'll i've i'd we'll we're we've we'd you'll
-    you're you've you'd it's that's don't can't let""".split()
+    """
+    a an the this that these those my your our his her its their i you we he she it they me us him them who what
+    which when where how why and or but so if as than then because while for from to of in on at by with about into over
+    after before is am are was were be been being do does did have has had will would can could may might shall should
+    must not no yes please there here all any some more just also very really i'm i'll i've i'd we'll we're we've we'd you'll
+    you're you've you'd it's that's don't can't let
+    """.split()  # noqa: SIM905
 )

@@ -1,6 +1,6 @@
 """Reads customer-service turns: what an agent's turn does, and what is wrong with it. Pure functions of text.
 
-The simulated customer and the grader both read through this module, so neither can be pleased by what the other ignores.
+The simulated customer and the grader both read through this module: neither is pleased by what the other ignores.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mdapo.rewards import dialogue_lexicon as lexicon
 
@@ -25,18 +26,32 @@ _CODE = re.compile(r"\b(?:[a-z]{1,4}[-#]?\d{2,}[a-z0-9-]*|\d[\d-]{3,}\d|\d{4,})\
 _YEAR = re.compile(r"(?:19|20)\d\d$")
 _SPEAKER = re.compile(r"(?:^|[\n.!?\"]\s*)\**(?:customer|user|client|buyer|shopper|caller|me)\**\s*:", re.I)
 _PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}", re.I)
+# "Thank you for your order number", "I have your order number".
+_IN_HAND = re.compile(
+    r"\b(?:thank(?:s| you) for|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked))"
+    r" (?:\w+ ){0,3}$"
+)
 # The agent speaking as if it had bought the thing.
 _CUSTOMER_VOICE = re.compile(
-    r"\bi(?:'ve| have| just|'m| am)? (?:ordered|bought|purchased|paid|received|was charged|been charged|want my|want a)\b"
+    r"\bi(?:'ve| have| just|'m| am)? (?:ordered|bought|purchased|paid|received|was charged|want my|want a)\b"
     r"|\bmy (?:order|money|parcel|package|purchase|refund|new (?!colleague))\b"
     r"|\bi(?:'m| am) (?:\w+ ){0,2}(?:upset|angry|furious|disappointed (?:with|in|by) (?:your|this|the))\b"
 )
-_DETERMINERS = frozenset("a an the my your our this these".split())
-_NO_NOUN = frozenset(
-    "a an the my your our and or but if is are was were will would can could of to in for with on at me us we i you he "
-    "she they please do does have".split()
-)
-_DANGLING = frozenset("of for with from and or but".split())
+_DETERMINERS = frozenset({"a", "an", "the", "my", "your", "our", "this", "these"})
+_NO_NOUN = lexicon.FUNCTION_WORDS - {
+    "all",
+    "any",
+    "more",
+    "some",
+    "very",
+    "really",
+    "not",
+    "just",
+    "when",
+    "who",
+    "here",
+}
+_DANGLING = frozenset({"of", "for", "with", "from", "and", "or", "but"})
 
 
 @dataclass(frozen=True)
@@ -135,10 +150,7 @@ def asks_for(sentence: str, detail: str) -> bool:
     before, after = sentence[: found.start()], sentence[found.end() :]
     if re.match(r"(?: is| was|:| #)+ ?[#\w-]*\d", after) or _negated(before):
         return False
-    if re.search(
-        r"\b(?:thank(?:s| you) for|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$",
-        before,
-    ):
+    if _IN_HAND.search(before):
         return False
     return bool("?" in sentence or lexicon.REQUEST.search(before) or lexicon.REQUEST.search(sentence[: found.end()]))
 
@@ -183,7 +195,7 @@ _ACCEPTS = re.compile(
 
 
 def _negated(before: str) -> bool:
-    """The words before, in its clause, turn it into its opposite ("can't you" and "why not" are questions, not denials)."""
+    """Whether the words before it turn it into its opposite ("why not" and "don't worry" do not)."""
     said = re.sub(
         r"\b(?:why not|why don't (?:we|i|you)|don't (?:worry|hesitate)|not only|no (?:problem|worries))\b", " ", before
     )
@@ -223,7 +235,7 @@ def _gibberish(text: str, own: list[str]) -> bool:
     broken = 0
     for sentence in sentences(text):
         in_order = words(sentence)
-        pairs = zip(in_order, in_order[1:], strict=False)
+        pairs = pairwise(in_order)
         broken += sum(a in _DETERMINERS and b in _NO_NOUN for a, b in pairs)
         broken += "?" in sentence and in_order[-1] in _DANGLING | _DETERMINERS
     return broken >= 2

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (conversations keep their lines)
 """Hand-written conversations for the grader. ``A:`` agent, ``C:`` customer; the opening comes from the scenario."""
 
 from __future__ import annotations
