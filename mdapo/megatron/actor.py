@@ -67,10 +67,12 @@ class Actor:
                     chunk.requires_grad_(False)
                 return
             ddp = _ddp_config(cfg)
+            wrap = _SingleReplica if layout.dp == 1 else DistributedDataParallel
             self.chunks = [
-                DistributedDataParallel(self.config, ddp, chunk, disable_bucketing=index > 0)
-                for index, chunk in enumerate(chunks)
+                wrap(self.config, ddp, chunk, disable_bucketing=index > 0) for index, chunk in enumerate(chunks)
             ]
+            for chunk in chunks:
+                chunk.output_grad_direct = not ddp.overlap_grad_reduce
             self.optimizer = build_optimizer(cfg, self.chunks)
             self.scheduler = build_scheduler(cfg, self.optimizer)
         # Core hands over a token count to divide by; the loss weights have divided already.
@@ -221,6 +223,14 @@ class Actor:
         where = self.layout.device.torch_device
         moved = {k: v.to(where, non_blocking=True) for k, v in vars(mb).items() if isinstance(v, Tensor)}
         return replace(mb, **moved), counts
+
+
+class _SingleReplica(DistributedDataParallel):
+    """With one data-parallel rank there is nothing to exchange; core would copy all gradients and weights to find out."""
+
+    def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def start_param_sync(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 def _ddp_config(cfg: Config) -> DistributedDataParallelConfig:

@@ -137,6 +137,7 @@ class ActorModel(GPTModel):
     def __init__(self, *args: Any, hf: HfConfig, temperature: float, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
         self.hf, self.temperature = hf, temperature
+        self.output_grad_direct = False  # set where nothing waits for the output layer's gradient hook
 
     def forward(self, inputs: ModelInput) -> Tensor | tuple[Tensor, Tensor]:  # pyrefly: ignore
         hidden = self.embedding(input_ids=inputs.ids_BS, position_ids=None) if self.pre_process else None
@@ -153,7 +154,13 @@ class ActorModel(GPTModel):
         hidden_RH = hidden_SBH.flatten(0, 1).index_select(0, inputs.index_R)
         weight = self.shared_embedding_or_output_weight() if self.hf.tied else self.output_layer.weight
         return logprob_and_entropy(
-            hidden_RH, weight, inputs.targets_R, vocab=self.hf.vocab, temperature=self.temperature, group=group
+            hidden_RH,
+            weight,
+            inputs.targets_R,
+            vocab=self.hf.vocab,
+            temperature=self.temperature,
+            group=group,
+            main_grad=weight.main_grad if self.output_grad_direct else None,
         )
 
 

@@ -15,13 +15,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 64 << 20  # of fp32 logits
+CHUNK_BYTES = 28 << 20  # of fp32 logits: larger blocks are handed back to the system, and miss the cache
+GRAD_BYTES = 128 << 20  # of logit gradients in the model's dtype, for one weight-gradient product
 
 
-def _chunks(hidden_RH: Tensor, weight_VH: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_BYTES // (4 * max(1, weight_VH.shape[0])))
-    for start in range(0, hidden_RH.shape[0], rows):
-        yield slice(start, start + rows)
+def _chunks(rows: int, row_bytes: int, budget: int, start: int = 0) -> Iterator[slice]:
+    step = max(1, budget // max(1, row_bytes))
+    for first in range(start, rows, step):
+        yield slice(first, min(first + step, rows))
 
 
 def _scaled_logits(hidden_RH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
@@ -51,7 +52,7 @@ def forward_partials(
     sums_3R = hidden_RH.new_empty(3, rows, dtype=torch.float32)
     local_R = targets_R - vocab_start
     mine_R = (local_R >= 0) & (local_R < size)
-    for part in _chunks(hidden_RH, weight_VH):
+    for part in _chunks(rows, 4 * size, CHUNK_BYTES):
         x = _scaled_logits(hidden_RH[part], weight_VH, temperature)
         largest = largest_R[part].copy_(x.amax(dim=1))
         target = x.gather(1, local_R[part].clamp(0, size - 1)[:, None])[:, 0]
@@ -71,39 +72,41 @@ def backward_partials(
     mean_R: Tensor,
     grad_logp_R: Tensor | None,
     grad_entropy_R: Tensor | None,
+    grad_weight_VH: Tensor,
     vocab_start: int = 0,
     temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of one shard: d hidden [R, H] (to be summed over shards) and d weight [V, H], in the inputs' dtypes.
+) -> Tensor:
+    """Gradients of one shard: returns d hidden [R, H] in its dtype (to be summed over shards).
 
     ``lse_R`` and ``mean_R`` are lse and m over the whole vocabulary. A gradient of None counts as zero.
-    The weight's gradient is accumulated over chunks in float32.
+    d weight is added to the float32 buffer ``grad_weight_VH`` in place.
     """
-    size = weight_VH.shape[0]
+    rows, size = hidden_RH.shape[0], weight_VH.shape[0]
     grad_hidden_RH = torch.empty_like(hidden_RH)
-    grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
     local_R = targets_R - vocab_start
     mine_R = (local_R >= 0) & (local_R < size)
-    for part in _chunks(hidden_RH, weight_VH):
-        x = _scaled_logits(hidden_RH[part], weight_VH, temperature)
-        prob = (x - lse_R[part, None]).exp_()
-        if grad_entropy_R is None:
-            assert grad_logp_R is not None, "backward without a gradient"
-            grad = prob.mul_(-grad_logp_R[part, None])
-        else:
-            factor = x.sub_(mean_R[part, None]).mul_(grad_entropy_R[part, None])
+    for block in _chunks(rows, hidden_RH.element_size() * size, GRAD_BYTES):
+        grad_BV = hidden_RH.new_empty(block.stop - block.start, size)
+        for part in _chunks(block.stop, 4 * size, CHUNK_BYTES, block.start):
+            x = _scaled_logits(hidden_RH[part], weight_VH, temperature)
+            prob = torch.sub(x, lse_R[part, None]).exp_()
+            if grad_entropy_R is None:
+                assert grad_logp_R is not None, "backward without a gradient"
+                grad = prob.mul_(-grad_logp_R[part, None])
+            else:
+                factor = x.sub_(mean_R[part, None]).mul_(grad_entropy_R[part, None])
+                if grad_logp_R is not None:
+                    factor.add_(grad_logp_R[part, None])
+                grad = prob.mul_(factor).neg_()
             if grad_logp_R is not None:
-                factor.add_(grad_logp_R[part, None])
-            grad = prob.mul_(factor).neg_()
-        if grad_logp_R is not None:
-            at_target = torch.where(mine_R[part], grad_logp_R[part], 0.0)
-            grad.scatter_add_(1, local_R[part].clamp(0, size - 1)[:, None], at_target[:, None])
-        if temperature != 1.0:
-            grad.div_(temperature)
-        grad = grad.to(hidden_RH.dtype)
-        torch.mm(grad, weight_VH, out=grad_hidden_RH[part])
-        if grad.dtype == torch.float32:
-            grad_weight_VH.addmm_(grad.t(), hidden_RH[part])
+                at_target = torch.where(mine_R[part], grad_logp_R[part], 0.0)
+                grad.scatter_add_(1, local_R[part].clamp(0, size - 1)[:, None], at_target[:, None])
+            if temperature != 1.0:
+                grad.div_(temperature)
+            grad_BV[part.start - block.start : part.stop - block.start] = grad
+        torch.mm(grad_BV, weight_VH, out=grad_hidden_RH[block])
+        if grad_BV.dtype == torch.float32:
+            grad_weight_VH.addmm_(grad_BV.t(), hidden_RH[block])
         else:
-            grad_weight_VH.add_(grad.t() @ hidden_RH[part])
-    return grad_hidden_RH, grad_weight_VH.to(weight_VH.dtype)
+            grad_weight_VH.add_(grad_BV.t() @ hidden_RH[block])
+    return grad_hidden_RH
