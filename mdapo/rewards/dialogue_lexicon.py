@@ -129,7 +129,7 @@ DETAILS: dict[str, Detail] = {
         ("account number", "customer number"), _any(rf"\b(?:account|customer|member|membership|client) {_NUMBER}")
     ),
     "email": Detail(
-        ("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|the|an|which|what) e-?mail\b")
+        ("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|their|the|an|which|what) e-?mail\b")
     ),
     "phone": Detail(
         ("phone number", "telephone number"),
@@ -276,7 +276,7 @@ FUNCTION_WORDS: frozenset[str] = frozenset(
     a an the this that these those my your our his her its their i you we he she it they me us him them who what
     which when where how why and or but so if as than then because while for from to of in on at by with about into over
     after before is am are was were be been being do does did have has had will would can could may might shall should
-    must not no yes please there here all any some more just also very really i'm i'll i've i'd we'll we're we've we'd you'll
-    you're you've you'd it's that's don't can't let
+    must not no yes please there here all any some more just also very really i'm i'll i've i'd we'll we're we've we'd
+    you'll you're you've you'd it's that's don't can't let
     """.split()  # noqa: SIM905
 )

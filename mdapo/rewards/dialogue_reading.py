@@ -28,8 +28,8 @@ _SPEAKER = re.compile(r"(?:^|[\n.!?\"]\s*)\**(?:customer|user|client|buyer|shopp
 _PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}", re.I)
 # "Thank you for your order number", "I have your order number".
 _IN_HAND = re.compile(
-    r"\b(?:thank(?:s| you) for|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked))"
-    r" (?:\w+ ){0,3}$"
+    r"\b(?:thank(?:s| you) for"
+    r"|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$"
 )
 # The agent speaking as if it had bought the thing.
 _CUSTOMER_VOICE = re.compile(
@@ -37,7 +37,7 @@ _CUSTOMER_VOICE = re.compile(
     r"|\bmy (?:order|money|parcel|package|purchase|refund|new (?!colleague))\b"
     r"|\bi(?:'m| am) (?:\w+ ){0,2}(?:upset|angry|furious|disappointed (?:with|in|by) (?:your|this|the))\b"
 )
-_DETERMINERS = frozenset({"a", "an", "the", "my", "your", "our", "this", "these"})
+_DETERMINERS = frozenset({"a", "an", "the", "my", "your", "our"})
 _NO_NOUN = lexicon.FUNCTION_WORDS - {
     "all",
     "any",
