@@ -33,7 +33,7 @@ from mdapo.megatron.model import build_chunks, packed_input, padded_input, trans
 from mdapo.megatron.optimizer import build_optimizer, build_scheduler, clipped_norm
 from mdapo.types import MicroBatch
 
-# (logps_R, entropies_R, micro_batch) -> (loss, {name: sum}); all scalars are sums, to be added over micro-batches and DP
+# (logps_R, entropies_R, micro_batch) -> (loss, {name: sum}): scalars, to be added over micro-batches and DP ranks
 LossFn = Callable[[Tensor, Tensor, MicroBatch], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -49,7 +49,10 @@ class UpdateStats:
 
 
 class Actor:
-    """One rank's share of the model being trained. ``chunks`` (DDP-wrapped), ``optimizer`` and ``scheduler`` are all its state."""
+    """One rank's share of the model being trained.
+
+    ``chunks`` (DDP-wrapped), ``optimizer`` and ``scheduler`` are all its state.
+    """
 
     def __init__(self, cfg: Config, layout: Layout, *, model_path: str | None = None, trainable: bool = True) -> None:
         """Build the model in the shape of ``model_path`` (default ``cfg.model.path``); weights come with ``load_hf``.
@@ -124,7 +127,9 @@ class Actor:
         if self.layout.is_last_stage:
             names = sorted(stored[0])
             kept_MK = torch.stack([torch.stack([m[name] for name in names]) for m in stored if m])
-            totals = {n: float(v.max() if n.endswith(MAXIMUM) else v.sum()) for n, v in zip(names, kept_MK.T, strict=True)}
+            totals = {
+                n: float(v.max() if n.endswith(MAXIMUM) else v.sum()) for n, v in zip(names, kept_MK.T, strict=True)
+            }
             sums = reduce_metrics(totals)
         return from_last_stage(sums) if self.layout.pp > 1 else sums or {}
 
@@ -226,7 +231,7 @@ class Actor:
 
 
 class _SingleReplica(DistributedDataParallel):
-    """With one data-parallel rank there is nothing to exchange; core would copy all gradients and weights to find out."""
+    """With one data-parallel rank there is nothing to exchange; core would copy all gradients and weights for it."""
 
     def finish_grad_sync(self, *args: Any, **kwargs: Any) -> None: ...
 

@@ -95,11 +95,10 @@ def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayou
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x.squeeze(1) for x in (query, key, value))
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    cu, longest = layout.cu_seqlens_device, max(layout.lengths)
-    return varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, window_size=(-1, 0)).unsqueeze(1)
+    cu, longest, grouped = layout.cu_seqlens_device, max(layout.lengths), q.shape[1] != k.shape[1]
+    causal = (-1, 0)  # keys to the left without limit, none to the right
+    out = varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, window_size=causal, enable_gqa=grouped)
+    return out.unsqueeze(1)
 
 
 def _attend_npu(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float) -> Tensor:
@@ -116,8 +115,16 @@ def _attend_npu(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout
     hidden = torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=q.device), diagonal=1)
     ends = list(layout.cu_seqlens[1:])
     out = torch_npu.npu_fusion_attention(
-        q, k, v, q.shape[1], input_layout="TND", atten_mask=hidden, scale=scale, sparse_mode=3,
-        actual_seq_qlen=ends, actual_seq_kvlen=ends,
+        q,
+        k,
+        v,
+        q.shape[1],
+        input_layout="TND",
+        atten_mask=hidden,
+        scale=scale,
+        sparse_mode=3,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
     )
     return out[0].unsqueeze(1)
 
@@ -136,8 +143,14 @@ class SegmentAttention(DotProductAttention):
         self.attend = ATTEND[device.current().kind]
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, attn_mask_type: Any = None,
-        attention_bias: None = None, packed_seq_params: SegmentLayout | None = None,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: None,
+        attn_mask_type: Any = None,
+        attention_bias: None = None,
+        packed_seq_params: SegmentLayout | None = None,
     ) -> Tensor:
         layout = packed_seq_params
         assert isinstance(layout, SegmentLayout), "the model's forward passes a SegmentLayout"

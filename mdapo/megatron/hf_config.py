@@ -45,7 +45,9 @@ def _rope(raw: dict[str, Any], where: str, problems: list[str]) -> float:
 def _refused(raw: dict[str, Any], architecture: str, where: str) -> list[str]:
     problems = []
     if architecture not in ARCHITECTURES:
-        problems.append(f"{where}: architecture {architecture!r} is not supported, use one of {', '.join(ARCHITECTURES)}")
+        problems.append(
+            f"{where}: architecture {architecture!r} is not supported, use one of {', '.join(ARCHITECTURES)}"
+        )
     if raw.get("hidden_act", "silu") != "silu":
         problems.append(f"{where}: hidden_act {raw['hidden_act']!r} is not supported, only silu")
     sliding = raw.get("use_sliding_window") or any(t != "full_attention" for t in raw.get("layer_types") or ())

@@ -85,7 +85,10 @@ def init_distributed(cfg: Config, timeout_s: float) -> Layout:
     vpp = want.virtual_pipeline
     with device.megatron_context():
         parallel_state.initialize_model_parallel(
-            want.tensor, want.pipeline, vpp if vpp > 1 else None, distributed_timeout_minutes=max(1, timeout_s / 60),
+            want.tensor,
+            want.pipeline,
+            vpp if vpp > 1 else None,
+            distributed_timeout_minutes=max(1, timeout_s / 60),
             create_gloo_process_groups=False,
         )
         model_parallel_cuda_manual_seed(cfg.run.seed)
@@ -168,8 +171,9 @@ def scatter_shares(shares: Sequence[bytes] | None) -> bytes:
 
 
 def reduce_metrics(values: dict[str, float]) -> dict[str, float]:
-    """Sums over the data-parallel ranks, maxima of the names that end in ``_max``; float64. TP and PP peers hold the same
-    values and count once. Every rank passes the same names.
+    """Sums over the data-parallel ranks, maxima of the names that end in ``_max``; float64.
+
+    TP and PP peers hold the same values and count once. Every rank passes the same names.
     """
     group = parallel_state.get_data_parallel_group()
     reduced: dict[str, float] = {}

@@ -112,7 +112,9 @@ def transformer_config(cfg: Config, hf: HfConfig, layout: Layout) -> Transformer
 def _assert_traps(config: TransformerConfig) -> None:
     """Combinations that core accepts and computes wrongly, or that fail far from their cause."""
     vpp = config.virtual_pipeline_model_parallel_size or 1
-    assert vpp == 1 or (config.overlap_p2p_comm and not config.batch_p2p_comm), "wrong gradients with these p2p settings"
+    assert vpp == 1 or (config.overlap_p2p_comm and not config.batch_p2p_comm), (
+        "wrong gradients with these p2p settings"
+    )
     assert vpp == 1 or config.pipeline_model_parallel_size > 1, "virtual pipelines need a pipeline"
     assert config.perform_initialization, "without it the gradient norm counts tensor-parallel replicas twice"
     assert config.variable_seq_lengths and config.calculate_per_token_loss
@@ -123,7 +125,7 @@ def _assert_traps(config: TransformerConfig) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """A micro-batch as the model takes it: ids [B, S] (B = 1 when packed) and where in [S * B] the scored tokens are."""
+    """A micro-batch as the model takes it: ids [B, S] (B = 1 when packed), and the scored places in [S * B]."""
 
     ids_BS: Tensor
     segments: SegmentLayout
@@ -132,7 +134,7 @@ class ModelInput:
 
 
 class ActorModel(GPTModel):
-    """GPTModel whose last stage returns (log-probs, entropies), float32 [R] each, and whose others return hidden states."""
+    """GPTModel whose last stage returns (log-probs, entropies), float32 [R] each; the others return hidden states."""
 
     def __init__(self, *args: Any, hf: HfConfig, temperature: float, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
@@ -225,4 +227,3 @@ def padded_input(mb: MicroBatch, hf: HfConfig, dtype: torch.dtype, multiple: int
     row_R = torch.bucketize(mb.loss_index_R, starts, right=True) - 1
     index_R = (mb.loss_index_R - starts[row_R]) * len(lengths) + row_R  # position s of row b stands at s * B + b
     return ModelInput(ids_BS, SegmentLayout(None, cos, sin), index_R, mb.targets_R)
-

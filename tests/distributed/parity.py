@@ -66,7 +66,9 @@ def all_cases() -> list[Case]:
         cases += [Case(f"cut at {cut} PP2xVPP2", kind, LAYOUTS["PP2xVPP2"], {"cut": cut}) for cut in (1, 45)]
     for mode in ("selective", "full"):
         cases.append(Case(f"recompute {mode}", "qwen3", spec={"actor": {"recompute": mode}}))
-        cases.append(Case(f"recompute {mode} TP2xPP2+SP", "qwen3", LAYOUTS["TP2xPP2+SP"], {"actor": {"recompute": mode}}))
+        cases.append(
+            Case(f"recompute {mode} TP2xPP2+SP", "qwen3", LAYOUTS["TP2xPP2+SP"], {"actor": {"recompute": mode}})
+        )
     return cases
 
 
@@ -79,7 +81,13 @@ def launch(specs: list[dict[str, Any]], ranks: int, folder: Path, *, timeout_s: 
         run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [sys.executable, *run, *command[1:]]
     root = str(RANK_PROGRAM.parents[2])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "MDAPO_DEVICE": "cpu", "PYTHONPATH": root, "TOKENIZERS_PARALLELISM": "false"}
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MDAPO_DEVICE": "cpu",
+        "PYTHONPATH": root,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -99,7 +107,7 @@ def run_cases(cases: list[Case], folder: Path, *, timeout_s: float = 300.0) -> d
     for kind in kinds:
         if not (folder / kind).exists():
             save_model(folder / kind, kind, tied=KINDS[kind])
-    wanted = [case for case in cases] + [Case("one", kind) for kind in kinds]
+    wanted = [*cases, *(Case("one", kind) for kind in kinds)]
     todo = [case for case in wanted if not (folder / f"{case.key}.pt").exists()]
     for ranks in sorted({case.ranks for case in todo}):
         specs = [
@@ -139,7 +147,9 @@ def table(cases: list[Case], results: dict[str, dict[str, Any]]) -> tuple[list[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="a Hugging Face folder: also compare its log-probs with transformers")
+    parser.add_argument(
+        "--model", type=Path, help="a Hugging Face folder: also compare its log-probs with transformers"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cases = all_cases()

@@ -74,5 +74,3 @@ def test_bf16_with_fp32_masters_stays_near_fp32(results: dict[str, dict[str, Any
     assert low["loss"] == pytest.approx(one["loss"], rel=0.02)
     for name, grad in one["grads"].items():
         assert torch.cosine_similarity(low["grads"][name].flatten(), grad.flatten(), dim=0) > 0.97, name
-
-

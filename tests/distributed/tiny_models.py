@@ -51,7 +51,9 @@ def config(folder: Path, **sections: dict[str, object]) -> Config:
     return Config.model_validate(base)
 
 
-def sequences(count: int, *, seed: int = 0, longest: int = 40, vocab: int = VOCAB) -> list[tuple[np.ndarray, np.ndarray]]:
+def sequences(
+    count: int, *, seed: int = 0, longest: int = 40, vocab: int = VOCAB
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """(ids, response mask) of ``count`` ragged conversations of two turns."""
     rng = np.random.default_rng(seed)
     out = []
