@@ -15,50 +15,55 @@ ConfigArg = Annotated[str, typer.Argument(metavar="CONFIG", help="a YAML file")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="dotted overrides")]
 
 
-@app.command()
-def train(
-    config: ConfigArg,
-    overrides: Overrides = None,
-    nproc: Annotated[int, typer.Option(min=0, help="ranks on this machine; 0: what the configuration asks for")] = 0,
-) -> None:
-    """Train, or resume the run of the same name."""
-    from mdapo.config.load import load
-    from mdapo.config.plan import require_plan
-    from mdapo.trainer.launch import launch
+NprocOption = Annotated[
+    int, typer.Option("--nproc", min=0, help="ranks on this machine; 0: what the configuration asks for")
+]
 
-    loaded = load(config, overrides or [])
-    parallel = loaded.config.parallel
-    ranks = nproc or parallel.tensor * parallel.pipeline * (parallel.data or 1)
-    require_plan(loaded, world_size=ranks)
-    raise typer.Exit(launch(config, overrides or [], nproc=ranks))
+
+@app.command()
+def train(config: ConfigArg, overrides: Overrides = None, nproc: NprocOption = 0) -> None:
+    """Train, or resume the run of the same name."""
+    raise typer.Exit(_start(config, overrides or [], nproc=nproc, only_evaluate=False))
 
 
 @app.command(name="eval")
-def evaluate(config: ConfigArg, overrides: Overrides = None) -> None:
-    """Evaluate the newest checkpoint of a run (or the model itself) on ``data.val_files``; prints the numbers."""
+def evaluate(config: ConfigArg, overrides: Overrides = None, nproc: NprocOption = 0) -> None:
+    """Evaluate the newest checkpoint of a run, or the model itself where there is none, on ``data.val_files``."""
+    raise typer.Exit(_start(config, overrides or [], nproc=nproc, only_evaluate=True))
+
+
+def _start(config: str, overrides: list[str], *, nproc: int, only_evaluate: bool) -> int:
     from mdapo.config.load import load
     from mdapo.config.plan import require_plan
-    from mdapo.trainer.launch import launch
+    from mdapo.trainer.launch import EVAL_FLAG, launch
 
-    loaded = load(config, overrides or [])
+    loaded = load(config, overrides)
     parallel = loaded.config.parallel
-    ranks = parallel.tensor * parallel.pipeline * (parallel.data or 1)
+    ranks = nproc or parallel.tensor * parallel.pipeline * (parallel.data or 1)
     require_plan(loaded, world_size=ranks)
-    raise typer.Exit(launch(config, [*(overrides or []), "debug.mode=eval"], nproc=ranks))
+    return launch(config, overrides, nproc=ranks, flags=[EVAL_FLAG] if only_evaluate else [])
 
 
 @app.command()
 def check(
     config: ConfigArg,
     overrides: Overrides = None,
-    ranks: Annotated[int, typer.Option(min=0, help="ranks that the run will have; 0: what the configuration asks for")] = 0,
+    ranks: Annotated[int, typer.Option(min=0, help="ranks that the run will have; 0: as configured")] = 0,
 ) -> None:
-    """Show the resolved configuration, the batch and parallel arithmetic and one rendered prompt; find every problem."""
+    """Show the resolved configuration, batch and parallel arithmetic, one rendered prompt; find every problem."""
     from mdapo.check import check as run_check
 
     report = run_check(config, overrides or [], world_size=ranks or None)
     typer.echo(report.text)
     raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what this machine has for mdapo: versions, device, attention, ops, environment."""
+    from mdapo.doctor import doctor as run_doctor
+
+    typer.echo(run_doctor())
 
 
 def main() -> None:

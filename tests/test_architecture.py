@@ -24,7 +24,7 @@ LEVELS = (
     ("rollout",),
     ("sync",),
     ("trainer",),
-    ("check",),
+    ("check", "doctor"),
     ("cli",),
 )
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -1,8 +1,9 @@
 """Weights and optimizer of an actor, in and out of megatron's distributed checkpoint format, under any layout.
 
 Megatron-core 0.16.1 with torch's AdamW (no apex, no TE) cannot resume its DistributedOptimizer as shipped: its
-``state_dict()`` asserts on a fresh optimizer, its reshardable load wants a ``step`` it never saved, and then all parameters
-share one ``step`` tensor, which runs ahead by the number of parameters each step. The three mends are below, each named.
+``state_dict()`` asserts on a fresh optimizer, its reshardable load wants a ``step`` it never saved, and then all
+parameters share one ``step`` tensor, which runs ahead by the number of parameters each step. The three mends are below,
+each named.
 """
 
 from __future__ import annotations
@@ -34,13 +35,18 @@ def save(actor: Actor, folder: Path) -> None:
 
 
 def load(actor: Actor, folder: Path) -> None:
-    """Collective: fill model, optimizer and schedule from ``folder``. Verify the folder's digests before (``trainer/commit.py``)."""
+    """Collective: fill model, optimizer and schedule from ``folder``; of an actor that is not trained, the model only.
+
+    Verify the folder's digests before (``trainer/commit.py``).
+    """
     for optimizer in _distributed_optimizers(actor):
         _give_zero_state(optimizer.optimizer)
     with megatron_context(), _step_not_expected():
         state = dist_checkpointing.load(_sharded_state(actor, is_loading=True), str(folder))
         for index, chunk in enumerate(actor.chunks):
-            chunk.module.load_state_dict(state[f"model{index}"])
+            _model(chunk).load_state_dict(state[f"model{index}"])
+        if actor.optimizer is None:
+            return
         actor.optimizer.load_state_dict(state["optimizer"])
     for optimizer in _distributed_optimizers(actor):
         for entry in optimizer.optimizer.state.values():
@@ -57,12 +63,19 @@ def optimizer_steps(actor: Actor) -> set[float]:
 def _sharded_state(actor: Actor, *, is_loading: bool) -> dict[str, Any]:
     metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     state: dict[str, Any] = {
-        f"model{index}": chunk.module.sharded_state_dict(metadata=metadata) for index, chunk in enumerate(actor.chunks)
+        f"model{index}": _model(chunk).sharded_state_dict(metadata=metadata) for index, chunk in enumerate(actor.chunks)
     }
+    if actor.optimizer is None:
+        return state
     models = {k: v for index in range(len(actor.chunks)) for k, v in _prefixed(state[f"model{index}"], index)}
     state["optimizer"] = actor.optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=OPTIMIZER_METADATA)
     state["scheduler"] = actor.scheduler.state_dict()
     return state
+
+
+def _model(chunk: Any) -> Any:
+    """Without the wrapper that only a trained model has."""
+    return getattr(chunk, "module", chunk)
 
 
 def _prefixed(model: dict[str, Any], index: int) -> Iterator[tuple[str, Any]]:
@@ -71,7 +84,7 @@ def _prefixed(model: dict[str, Any], index: int) -> Iterator[tuple[str, Any]]:
 
 
 def _chained(actor: Actor) -> list[Any]:
-    return list(getattr(actor.optimizer, "chained_optimizers", [actor.optimizer]))
+    return [] if actor.optimizer is None else list(getattr(actor.optimizer, "chained_optimizers", [actor.optimizer]))
 
 
 def _distributed_optimizers(actor: Actor) -> list[DistributedOptimizer]:
@@ -94,7 +107,7 @@ def _step_not_expected() -> Iterator[None]:
     """Let the reshardable load leave each parameter's ``step`` alone (it is restored from the parameter groups)."""
     original = DistributedOptimizer._set_main_param_and_optimizer_states
 
-    def with_own_step(self: DistributedOptimizer, model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
+    def with_own_step(self: Any, model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
         own = self._get_main_param_and_optimizer_states(model_param)
         original(self, model_param, {**tensors, "step": own["step"]} if "step" in own else tensors)
 

@@ -82,6 +82,6 @@ def build_scheduler(cfg: Config, optimizer: Any) -> OptimizerParamScheduler:
         end_wd=actor.weight_decay,
         wd_incr_steps=total_updates(cfg),
         wd_incr_style="constant",
-        use_checkpoint_opt_param_scheduler=True,
-        override_opt_param_scheduler=False,
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,  # of a checkpoint only the count of steps: a changed lr takes effect
     )

@@ -19,8 +19,9 @@ from mdapo.errors import UserError
 LOCK = ".lock"
 CONFIG = "config.yaml"
 ENVIRONMENT = "env.json"
+EVAL = "eval"  # what `mdapo eval` writes, also before there is a run
 # A run that differs in one of these is another run: its weights or its prompt cursor would mean something else.
-IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name")
+IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name", "debug.mode")
 SECRET_ENDINGS = ("api_key", "apikey", "secret", "password", "access_token", "auth_token")
 
 
@@ -44,14 +45,14 @@ def open_run_folder(
 ) -> RunFolder:
     """Make or reopen ``path`` for the run that ``config`` (resolved, nested) describes.
 
-    The same run is resumed. Another run in the folder (another seed, model, data or environment; any, when ``fresh``)
-    is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a changed
-    ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
+    The same run is resumed. Another run in the folder (another seed, model, data, environment or debug.mode; any, when
+    ``fresh``) is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a
+    changed ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
     Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / CONFIG).exists() and any(not f.name.startswith(".") for f in path.iterdir()):
+        if not (path / CONFIG).exists() and any(not f.name.startswith(".") and f.name != EVAL for f in path.iterdir()):
             raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
         lock = _lock(path)
         former = _read(path / CONFIG)

@@ -1,4 +1,4 @@
-"""One rank: ``python -m mdapo.trainer CONFIG [key=value ...]``, as torchrun starts it."""
+"""One rank: ``python -m mdapo.trainer [--eval] CONFIG [key=value ...]``, as torchrun starts it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ import traceback
 from collections.abc import Sequence
 
 from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, NonFiniteError, NothingLearnableError, StorageError, UserError
-from mdapo.trainer.launch import die_with_parent, write_outcome
+from mdapo.trainer.launch import EVAL_FLAG, die_with_parent, write_outcome
+from mdapo.trainer.quiet import silence_known_warnings
 from mdapo.trainer.signals import Interrupted
+
+# How gloo says that the other side of a connection is not there any more.
+PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one rank; exit codes as in the README. What people can mend is said in one message, without a traceback."""
     die_with_parent()
-    from mdapo.config.load import load
-
+    silence_known_warnings()
+    only_evaluate = arguments[0] == EVAL_FLAG
+    config, *overrides = arguments[1:] if only_evaluate else arguments
     try:
-        from mdapo.trainer.run import run
+        from mdapo.config.load import load
 
-        return finish(run(load(arguments[0], arguments[1:])), "")
+        loaded = load(config, overrides)
+        if only_evaluate:
+            from mdapo.trainer.evaluate import evaluate as work
+        else:
+            from mdapo.trainer.run import run as work
+        return finish(work(loaded), "")
     except (UserError, NonFiniteError, NothingLearnableError, StorageError) as error:
         return finish(error.exit_code, f"mdapo: {error}")
     except Interrupted as error:
         return finish(EXIT_INTERRUPTED, f"mdapo: {error}")
-    except Exception:
-        return finish(EXIT_INTERNAL, traceback.format_exc() + "mdapo: internal error, please report it with the lines above")
+    except Exception as error:
+        if any(text in str(error) for text in PEER_IS_GONE):
+            return finish(EXIT_INTERRUPTED, f"mdapo: another rank has gone: {error}", lost_peer=True)
+        report = f"{traceback.format_exc()}mdapo: internal error, please report it with the lines above"
+        return finish(EXIT_INTERNAL, report)
 
 
-def finish(code: int, message: str) -> int:
-    if not write_outcome(code, message) and message:
+def finish(code: int, message: str, *, lost_peer: bool = False) -> int:
+    if not write_outcome(code, message, lost_peer=lost_peer) and message:
         print(message, file=sys.stderr)
     return code
 

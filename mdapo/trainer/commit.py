@@ -1,7 +1,7 @@
 """Folders that are either complete or not there: write aside, manifest with SHA-256 last, rename.
 
-A commit is ``<root>/step_000006/`` with a ``manifest.json`` that lists every file's size and SHA-256. The file system is
-POSIX: ``rename`` of a folder is atomic, and durable once its parent has been synced.
+A commit is ``<root>/step_000006/`` with a ``manifest.json`` that lists every file's size and SHA-256. The file system
+is POSIX: ``rename`` of a folder is atomic, and durable once its parent has been synced.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+FORMER = ".former-"
 NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -34,7 +35,7 @@ def name_of(step: int) -> str:
 def open_commit(root: Path, step: int) -> Path:
     """An empty folder to write the commit of ``step`` into; leftovers of killed runs are removed."""
     root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".tmp-*"):
+    for leftover in [*root.glob(".tmp-*"), *root.glob(f"{FORMER}*")]:
         shutil.rmtree(leftover)
     folder = root / f".tmp-{name_of(step)}"
     folder.mkdir()
@@ -46,17 +47,22 @@ def close_commit(folder: Path, *, keep: int) -> Path:
     files = sorted(f for f in folder.rglob("*") if f.is_file())
     with ThreadPoolExecutor(4) as pool:
         digests = list(pool.map(_seal, files))
-    listing = {str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": d} for f, d in zip(files, digests, strict=True)}
+    listing = {
+        str(f.relative_to(folder)): {"bytes": f.stat().st_size, "sha256": digest}
+        for f, digest in zip(files, digests, strict=True)
+    }
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(listing, indent=1))
     _sync(manifest)
     for directory in {folder, *(f.parent for f in files)}:
         _sync(directory)
     final = folder.parent / folder.name.removeprefix(".tmp-")
-    if final.exists():  # an older, damaged commit of the same step, or the end of a run saved twice
-        shutil.rmtree(final)
+    former = folder.parent / f"{FORMER}{final.name}"
+    if final.exists():  # damaged, or of the same step before its evaluation
+        final.rename(former)
     folder.rename(final)
     _sync(final.parent)
+    shutil.rmtree(former, ignore_errors=True)
     for old in _commits(final.parent)[keep:]:
         shutil.rmtree(old)
     return final
@@ -64,6 +70,9 @@ def close_commit(folder: Path, *, keep: int) -> Path:
 
 def newest_commit(root: Path) -> Found:
     """The newest commit whose files are all there and as they were written; damaged ones are named, not used."""
+    for former in root.glob(f"{FORMER}*"):  # a process was killed while it replaced this one
+        if not (replaced := root / former.name.removeprefix(FORMER)).exists():
+            former.rename(replaced)
     problems = []
     for folder in _commits(root):
         problem = verify(folder)
@@ -90,7 +99,8 @@ def verify(folder: Path) -> str | None:
 
 def _commits(root: Path) -> list[Path]:
     """Newest first."""
-    found = [(int(m[1]), f) for f in root.glob("step_*") if (m := NAME.fullmatch(f.name)) and f.is_dir() and not f.is_symlink()]
+    folders = [f for f in root.glob("step_*") if f.is_dir() and not f.is_symlink()]
+    found = [(int(match[1]), f) for f in folders if (match := NAME.fullmatch(f.name))]
     return [f for _, f in sorted(found, reverse=True)]
 
 

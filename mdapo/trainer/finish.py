@@ -20,24 +20,23 @@ SHARD_BYTES = 4 * 2**30
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.gguf")
 
 
-def finish(t: Trainer, *, seconds: float) -> int:
+def finish(t: Trainer) -> int:
     """Close the run on all ranks; returns its exit code."""
-    t.state.seconds += seconds
     t.save()
-    after = t.evaluate() if t.config.run.eval_after else {}
-    if t.config.run.export_hf:
+    after = t.evaluate() if t.trains and t.config.run.eval_after else {}
+    if t.trains and t.config.run.export_hf:
         target = Path(t.agree({"path": str(t.journal.path / "hf") if t.journal is not None else ""})["path"])
         export_hf(t.actor, Path(t.config.model.path), target)
     if t.journal is not None:
         before = t.state.before
         names = sorted({name.removeprefix("eval/") for name in (*before, *after)})
-        summary: dict[str, float | int] = {"steps": t.state.step, "seconds": round(t.state.seconds, 1)}
+        summary: dict[str, float | int] = {"steps": t.state.step, "seconds": round(t.seconds, 1)}
         for name in names:
             summary |= {f"{name}_{when}": m[f"eval/{name}"] for when, m in (("before", before), ("after", after)) if m}
         t.journal.summarise(summary)
         if before and after:
             t.journal.console.show(comparison(before, after))
-        t.say(f"{t.journal.path}: {t.state.step} steps in {t.state.seconds:.0f} s")
+        t.say(f"{t.journal.path}: {t.state.step} steps in {t.seconds:.0f} s")
     return 0
 
 
@@ -48,13 +47,16 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
         table.add_column(column, justify="left" if not column else "right")
     for name in sorted(before.keys() & after.keys(), key=lambda n: (n.count("/"), n)):
         table.add_row(
-            name.removeprefix("eval/"), f"{before[name]:.3f}", f"{after[name]:.3f}", f"{after[name] - before[name]:+.3f}"
+            name.removeprefix("eval/"),
+            f"{before[name]:.3f}",
+            f"{after[name]:.3f}",
+            f"{after[name] - before[name]:+.3f}",
         )
     return table
 
 
 def export_hf(actor: Actor, source: Path, target: Path) -> None:
-    """Write the model as a Hugging Face folder: safetensors shards streamed from the actor, everything else as in ``source``.
+    """Write the model as a Hugging Face folder: safetensors streamed from the actor, everything else as in ``source``.
 
     Collective; rank 0 writes, aside first, then by rename. A folder of an earlier export is replaced.
     """

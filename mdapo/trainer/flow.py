@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -22,15 +23,17 @@ from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
 from mdapo.megatron import layout as ranks
 from mdapo.megatron.actor import Actor
+from mdapo.megatron.health import weights_are_finite
 from mdapo.sync.weights import sync_weights
 from mdapo.tracking.metrics import Timers
 from mdapo.trainer import state as state_io
-from mdapo.trainer.journal import Journal
+from mdapo.trainer.journal import EvalJournal, Journal
 from mdapo.trainer.rollout import Rollout, build_rollout
-from mdapo.trainer.signals import Interrupted, StopSignal
+from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
 if TYPE_CHECKING:
     from mdapo.config.load import Loaded
+    from mdapo.megatron.actor import UpdateStats
     from mdapo.rollout.dynamic_batch import Collected
     from mdapo.rollout.engine import Engine
     from mdapo.trainer.record import StepRecord
@@ -43,28 +46,40 @@ T = TypeVar("T")
 
 
 class Trainer:
-    """All parts of a run on this rank. Raises ``UserError`` for a configuration, model or data that cannot be used."""
+    """All parts of a run on this rank. Raises ``UserError`` for a configuration, model or data that cannot be used.
 
-    def __init__(self, loaded: Loaded) -> None:
-        self.config = loaded.config
+    ``only_evaluate``: no optimizer, and the run's folder is read, not taken. ``trains`` is False there and with
+    ``debug.mode: rollout``.
+    """
+
+    def __init__(self, loaded: Loaded, *, only_evaluate: bool = False) -> None:
+        self.config, self.only_evaluate = loaded.config, only_evaluate
+        self.trains = not only_evaluate and loaded.config.debug.mode != "rollout"
+        self.started = time.monotonic()
+        self.first_step = True
         self.stop = StopSignal()
         self.stop.install()
         self.timers = Timers()
         self.state = state_io.TrainState()
+        self.committed: state_io.Moment | None = None  # where the newest commit point stands
         self.layout = ranks.init_distributed(self.config, timeout_s=self.config.run.init_timeout_s)
         self.is_lead = self.layout.rank == 0
         self.loop = asyncio.Runner() if self.is_lead else None
         self.journal: Journal | None = None
         self.rollout: Rollout | None = None
-        self.share_errors(lambda: self._build_lead(loaded))
-        self.loss_fn = make_loss_fn(self.config)
-        self.actor = Actor(self.config, self.layout)
-        self.actor.load_hf(self.config.model.path)
-        self.reference = self._build_reference() if self.config.algorithm.kl.enable else None
+        try:
+            self.share_errors(lambda: self._build_lead(loaded))
+            self.loss_fn = make_loss_fn(self.config)
+            self.actor = Actor(self.config, self.layout, trainable=self.trains)
+            self.actor.load_hf(self.config.model.path)
+            self.reference = self._build_reference() if self.trains and self.config.algorithm.kl.enable else None
+        except BaseException:
+            self.close()
+            raise
 
     def _build_lead(self, loaded: Loaded) -> None:
         if self.loop is not None:
-            self.journal = Journal(loaded)
+            self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
             self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
 
     def _build_reference(self) -> Actor:
@@ -76,16 +91,34 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.loop is not None and self.rollout is not None and self.journal is not None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine and the reward processes, leave the run folder and the process group."""
+        if self.rollout is not None:
             self.rollout.close()
+        if self.journal is not None:
             self.journal.close()
+        if self.loop is not None:
             self.loop.close()
         ranks.destroy()
 
     @property
     def engine(self) -> Engine | None:
         return self.rollout.engine if self.rollout is not None else None
+
+    @property
+    def at_end(self) -> bool:
+        """All steps are made, or no prompts are left."""
+        return self.state.step >= self.config.run.total_steps or self.state.exhausted
+
+    @property
+    def seconds(self) -> float:
+        """Of this run, earlier processes included."""
+        return self.state.seconds + time.monotonic() - self.started
 
     # ---- what all ranks do together ------------------------------------------------------------------------------
 
@@ -95,7 +128,7 @@ class Trainer:
         return json.loads(ranks.broadcast_bytes(payload))
 
     def share_errors(self, work: Callable[[], T]) -> T | None:
-        """Do ``work`` on rank 0; what people can mend or asked for is raised on every rank, so that none waits for ever."""
+        """Do ``work`` on rank 0; what people can mend or asked for is raised on every rank: none waits."""
         result, found = None, {}
         if self.is_lead:
             try:
@@ -123,8 +156,10 @@ class Trainer:
         return load_share(ranks.scatter_shares(self.share_errors(plan)))
 
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
-        """Add the log-probs before the update (unless the step is one update: then the forward pass's own are those, and
-        no second pass is needed) and, with a KL term, the reference model's."""
+        """Add the log-probs before the update, and with a KL term the reference model's.
+
+        Where the step is one update, the forward pass's own are those, and no second pass is needed.
+        """
         if len(mini_batches) * self.config.actor.ppo_epochs > 1:
             with self.timers("old_logps"):
                 mini_batches = [scored(self.actor, mini, "old_logps_R") for mini in mini_batches]
@@ -141,18 +176,38 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """``eval/...`` on the validation prompts, on every rank; empty where there are none."""
         with self.timers("eval"):
-            return self.agree(self.share_errors(lambda: self.rollout.evaluate(step=self.state.step, stop=self.stop)) or {})
+            found = self.share_errors(lambda: self.rollout.evaluate(step=self.state.step, stop=self.stop))
+            return self.agree(found or {})
 
-    def stop_requested(self) -> bool:
-        """Whether rank 0 was asked to stop; the same answer on every rank."""
-        return self.agree({"stop": self.stop.requested})["stop"]
+    def raise_if_stopped(self) -> None:
+        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop."""
+        if self.agree({"stop": self.stop.requested})["stop"]:
+            raise Interrupted(RESUMES)
 
-    def count_skipped(self, skipped: int) -> None:
-        """Raises ``NonFiniteError`` after three steps in a row whose loss or gradient was not finite."""
-        self.state.skipped_in_a_row = self.state.skipped_in_a_row + 1 if skipped else 0
+    def check_finite(self, updates: Sequence[UpdateStats], collected: Collected | None) -> None:
+        """Count a skipped step, naming its prompts; the same on every rank.
+
+        Raises ``NonFiniteError`` after three of them in a row, and when an update left a weight that is not finite (its
+        loss and gradient were): neither is ever saved or brought to the engine.
+        """
+        skipped = sum(update.skipped for update in updates)
+        if skipped and collected is not None:
+            prompts = ", ".join(group.prompt.uid for group in collected.groups)
+            self.say(
+                f"step {self.state.step + 1}: {skipped} of {len(updates)} updates left out, their loss or gradient was "
+                f"not finite; prompts: {prompts}"
+            )
+        if updates:
+            self.state.skipped_in_a_row = self.state.skipped_in_a_row + 1 if skipped else 0
         if self.state.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteError(
-                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a non-finite loss or gradient; the last checkpoint is from before them"
+                f"{MAX_SKIPPED_IN_A_ROW} steps in a row had a loss or gradient that is not finite; nothing of them was "
+                "saved"
+            )
+        if len(updates) > skipped and not weights_are_finite(self.actor):
+            raise NonFiniteError(
+                f"step {self.state.step + 1}: an update made weights that are not finite; the last checkpoint is from "
+                "before it"
             )
 
     def resume(self) -> bool:
@@ -160,15 +215,19 @@ class Trainer:
         return state_io.resume(self)
 
     def save(self) -> None:
-        """Write one commit point."""
+        """Write one commit point, unless the newest one is of this very moment."""
         with self.timers("save"):
             state_io.save(self)
 
-    def note(self, record: StepRecord) -> None:
-        """Write a finished step down (rank 0)."""
-        self.state.exhausted = record.exhausted
+    def keep(self, record: StepRecord) -> None:
+        """Write down what a step was trained on (rank 0)."""
         if self.journal is not None:
-            self.journal.note(record)
+            self.journal.keep(record)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Write down a finished step's numbers (rank 0)."""
+        if self.journal is not None:
+            self.journal.note(self.state.step, metrics)
 
     def say(self, text: str) -> None:
         if self.journal is not None:

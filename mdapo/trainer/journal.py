@@ -10,11 +10,11 @@ from mdapo.data.wire import save_groups_file
 from mdapo.tracking.console import Console
 from mdapo.tracking.environment import describe_environment
 from mdapo.tracking.recorder import Recorder
-from mdapo.tracking.run_folder import open_run_folder
+from mdapo.tracking.run_folder import EVAL, open_run_folder
 from mdapo.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mdapo.config.load import Loaded
     from mdapo.trainer.record import StepRecord
@@ -62,23 +62,52 @@ class Journal:
     def doing(self, text: str) -> None:
         self.console.doing(text)
 
-    def note(self, record: StepRecord) -> None:
-        """One finished step: its metrics, some conversations, the replay, the console line."""
-        assert self.tracker is not None
+    def keep(self, record: StepRecord) -> None:
+        """What a step was trained on: some conversations to read, all of it to replay when that is asked for."""
         self.recorder.record(record.step, record.groups)
-        self.tracker.log(record.step, record.metrics)
-        self.console.step(record.step, record.metrics)
+
+    def note(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One finished step: its line of metrics, and the console's."""
+        assert self.tracker is not None
+        self.tracker.log(step, metrics)
+        self.console.step(step, metrics)
 
     def note_evaluation(self, step: int, episodes: Sequence[Episode]) -> None:
         self.recorder.episodes(step, episodes, kind="eval")
 
     def summarise(self, summary: dict[str, Any]) -> None:
-        partial = self.path / ".summary.json.partial"
-        partial.write_text(json.dumps(summary, indent=1) + "\n")
-        partial.replace(self.path / "summary.json")
+        write_json(self.path / "summary.json", summary)
 
     def close(self) -> None:
         self.console.close()
         if self.tracker is not None:
             self.tracker.close()
         self.folder.close()
+
+
+class EvalJournal(Journal):
+    """Of ``mdapo eval``: writes below the run folder's ``eval/`` and leaves the rest of it, and its lock, alone."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        config = loaded.config
+        self.config, self.tracker = config, None
+        self.console = Console(0)
+        self.path = Path(config.run.dir) / config.run.name
+        self.recorder = Recorder(self.path / EVAL, episodes_per_step=0)
+
+    def start(self, *, step: int, offset: int) -> None:
+        pass  # no metrics are written
+
+    def summarise(self, summary: dict[str, Any]) -> None:
+        write_json(self.path / EVAL / f"step_{summary['step']:06d}.json", summary)
+
+    def close(self) -> None:
+        self.console.close()
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)

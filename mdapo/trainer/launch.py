@@ -1,7 +1,7 @@
 """``mdapo train``: start the ranks under torchrun, pass signals on, leave nothing behind, say how it ended.
 
-torchrun turns every exit code of a rank into 1, so each rank leaves its code and message in a small file (its *outcome*);
-the earliest one that failed is the cause.
+torchrun turns every exit code of a rank into 1, so each rank leaves its code and message in a small file (its
+*outcome*); the earliest one that failed is the cause.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import FrameType
 from mdapo.errors import EXIT_INTERRUPTED, UserError
 
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
+EVAL_FLAG = "--eval"
 GRACE_S = 30.0  # from the first signal until the ranks are killed
 
 
@@ -31,12 +32,15 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
 
 
-def write_outcome(code: int, message: str) -> bool:
-    """Leave this rank's exit code and message for the launcher; False when there is none (a plain torchrun)."""
+def write_outcome(code: int, message: str, *, lost_peer: bool = False) -> bool:
+    """Leave this rank's exit code and message for the launcher; False when there is none (a plain torchrun).
+
+    ``lost_peer``: it only failed because another rank had gone.
+    """
     folder = os.environ.get(OUTCOME_ENV)
     if folder is None:
         return False
-    outcome = {"code": code, "message": message, "time": time.time()}
+    outcome = {"code": code, "message": message, "time": time.time(), "lost_peer": lost_peer}
     Path(folder, f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(outcome))
     return True
 
@@ -47,25 +51,31 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def check_port(port: int) -> int:
-    """The port itself; ``UserError`` when somebody else listens on it."""
+def check_port(text: str) -> int:
+    """The port that ``MASTER_PORT`` names; ``UserError`` when it is none, or somebody else listens on it."""
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise UserError(f"MASTER_PORT={text}: must be a port from 1 to 65535; unset it to choose a free one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", int(text)))
         except OSError as error:
-            raise UserError(f"MASTER_PORT={port}: the port is in use ({error.strerror}); choose another or unset it") from error
-    return port
+            reason = f"the port cannot be used ({error.strerror}); choose another, or unset it to choose a free one"
+            raise UserError(f"MASTER_PORT={text}: {reason}") from error
+    return int(text)
 
 
-def launch(config_path: str, overrides: Sequence[str], *, nproc: int) -> int:
-    """Run ``nproc`` ranks on this machine to their end; return the exit code of the run (README, "Exit codes")."""
-    port = check_port(int(os.environ["MASTER_PORT"])) if "MASTER_PORT" in os.environ else free_port()
+def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Sequence[str] = ()) -> int:
+    """Run ``nproc`` ranks on this machine to their end; return the exit code of the run (README, "Exit codes").
+
+    ``flags`` go to ``mdapo.trainer`` before the configuration.
+    """
+    port = check_port(os.environ["MASTER_PORT"]) if "MASTER_PORT" in os.environ else free_port()
     with tempfile.TemporaryDirectory(prefix="mdapo-") as outcomes:
         command = [
             *(sys.executable, "-m", "mdapo.trainer.torchrun"),
             *(f"--nproc-per-node={nproc}", "--master-addr=127.0.0.1", f"--master-port={port}"),
-            *("-m", "mdapo.trainer", config_path, *overrides),
+            *("-m", "mdapo.trainer", *flags, config_path, *overrides),
         ]
         environment = {**os.environ, OUTCOME_ENV: outcomes, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
@@ -112,7 +122,7 @@ def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> No
 def report(torchrun_code: int, outcomes: Path) -> int:
     """The cause's exit code, its message on stderr."""
     found = sorted((json.loads(f.read_text()) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"])
-    cause = next((o for o in found if o["code"] != 0), None)
+    cause = next((o for o in found if o["code"] != 0 and not o["lost_peer"]), None)
     if cause is not None:
         print(cause["message"], file=sys.stderr)
         return cause["code"]

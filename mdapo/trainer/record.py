@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class StepRecord:
-    """``groups`` is what was trained on (rank 0 only); ``exhausted``: the data has ended."""
+    """``groups`` is what was trained on (rank 0 only)."""
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     groups: Sequence[Group] = ()
-    exhausted: bool = False
 
 
 def make_record(
     t: Trainer, collected: Collected | None, credit: Mapping[str, float], updates: Sequence[UpdateStats]
 ) -> StepRecord:
     """Close the step's books: prompts trained are committed, numbers joined; timers start over."""
-    record = StepRecord(t.state.step, metrics={**credit, **actor_metrics(updates), **t.timers.pop(), "version": t.state.version})
+    numbers = {**credit, **actor_metrics(updates), **t.timers.pop(), "version": t.state.version}
+    record = StepRecord(t.state.step, metrics=numbers)
     if collected is not None:
         assert t.rollout is not None
         t.rollout.trained(collected)
@@ -39,8 +39,7 @@ def make_record(
         if "rollout/reward_mean" in collected.stats:  # over everything generated, before the filter
             record.metrics["reward/mean"] = collected.stats["rollout/reward_mean"]
             record.metrics["reward/success"] = collected.stats["rollout/outcome_mean"]
-        record.exhausted = collected.exhausted
-    record.exhausted = t.agree({"exhausted": record.exhausted})["exhausted"]
+    t.state.exhausted = t.agree({"exhausted": collected is not None and collected.exhausted})["exhausted"]
     return record
 
 
@@ -65,7 +64,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """``trained/...``, ``length/...`` over the episodes that were trained on (those that the filter kept)."""
     episodes = [episode for group in groups for episode in group.episodes]
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
-    found = {**summary("trained/reward", [s.value for s in scores]), **summary("trained/outcome", [s.outcome for s in scores])}
+    found = summary("trained/reward", [s.value for s in scores])
+    found |= summary("trained/outcome", [s.outcome for s in scores])
     if scores:
         for name in scores[0].parts:
             found[f"trained/parts/{name}"] = sum(s.parts.get(name, 0.0) for s in scores) / len(scores)
@@ -77,7 +77,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return found
 
 
-def first_step_health(record: StepRecord) -> str:
+def first_step_health(metrics: Mapping[str, float]) -> str:
     """The line that says whether rollout and actor speak of the same model (before anything was learned)."""
     wanted = {
         "log-prob gap": "actor/rollout_logp_gap",
@@ -87,5 +87,5 @@ def first_step_health(record: StepRecord) -> str:
         "clipped low": "actor/clip_low",
         "clipped high": "actor/clip_high",
     }
-    shown = [f"{label} {record.metrics[name]:.3g}" for label, name in wanted.items() if name in record.metrics]
-    return "first step: " + ", ".join(shown)
+    shown = [f"{label} {metrics[name]:.3g}" for label, name in wanted.items() if name in metrics]
+    return "first step: " + (", ".join(shown) or "no update")

@@ -1,4 +1,4 @@
-"""Rank 0's side of a run: prompts, engine, environments and rewards behind one small object, or recorded groups instead."""
+"""Rank 0's side of a run: prompts, engine, environments and rewards behind one object, or recorded groups instead."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mdapo.rewards.runner import RewardRunner
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.tracking.recorder import replay_path
-from mdapo.trainer.signals import Interrupted, StopSignal
+from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
     from mdapo.rollout.engine import Engine
     from mdapo.trainer.journal import Journal
-    from mdapo.types import Episode, Prompt
+    from mdapo.types import Episode, Group, Prompt
 
 CARRIED = "carried.safetensors"
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Rollout(Protocol):
 
 
 def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal) -> Rollout:
-    """``debug.mode: train`` reads recorded groups; everything else talks to an engine. ``UserError`` as their parts say."""
+    """``debug.mode: train`` reads recorded groups; all else talks to an engine. ``UserError`` as their parts say."""
     if config.debug.mode == "train":
         return Replay(config)
     return LiveRollout(config, loop=loop, journal=journal)
@@ -54,6 +54,7 @@ class LiveRollout:
 
     def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal) -> None:
         self.config, self.loop, self.journal = config, loop, journal
+        self._boundary: tuple[dict[str, Any], tuple[Group, ...]] | None = None  # while a step is under way
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
@@ -86,6 +87,7 @@ class LiveRollout:
         return kept
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
+        self._boundary = self.batch.state(), self.batch.carried
         return self._run(self.batch.collect(version), stop)
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
@@ -98,10 +100,13 @@ class LiveRollout:
 
     def trained(self, collected: Collected) -> None:
         self.batch.trained(collected)
+        self._boundary = None
 
     def save(self, folder: Path) -> dict[str, Any]:
-        save_groups_file(folder / CARRIED, self.batch.carried)
-        return self.batch.state()
+        """Between steps, what there is; within one, what there was before it, so that it begins again as it was."""
+        state, carried = self._boundary or (self.batch.state(), self.batch.carried)
+        save_groups_file(folder / CARRIED, carried)
+        return state
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.batch.restore(state, load_groups_file(folder / CARRIED))
@@ -115,14 +120,14 @@ class LiveRollout:
         """Run in the event loop; a signal cancels it, and what was under way is forgotten (its prompts come again)."""
         if stop.requested:
             work.close()
-            raise Interrupted("stopped on a signal; the same command resumes")
+            raise Interrupted(RESUMES)
         loop = self.loop.get_loop()
         task = loop.create_task(work)
         stop.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError:
-            raise Interrupted("stopped on a signal; the same command resumes") from None
+            raise Interrupted(RESUMES) from None
         finally:
             stop.on_stop = None
 
@@ -133,12 +138,19 @@ class Replay:
     engine: Engine | None = None
 
     def __init__(self, config: Config) -> None:
+        """Raises ``UserError`` when ``debug.replay`` (a run's folder, or its ``replay/``) holds no recorded steps."""
         assert config.debug.replay is not None
-        self.root, self.step = Path(config.debug.replay), 0
+        given = Path(config.debug.replay)
+        self.root, self.step = given.parent if given.name == "replay" else given, 0
+        if not self._path(1).exists():
+            raise UserError(f"debug.replay={given}: no recorded steps, {self._path(1)} is missing")
+
+    def _path(self, step: int) -> Path:
+        return replay_path(self.root, step)
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
-        path = replay_path(self.root, self.step + 1)
-        return Collected(groups=load_groups_file(path), stats={}, exhausted=not replay_path(self.root, self.step + 2).exists())
+        groups = load_groups_file(self._path(self.step + 1))
+        return Collected(groups=tuple(groups), stats={}, exhausted=not self._path(self.step + 2).exists())
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
         return {}
@@ -161,7 +173,8 @@ def evaluation(episodes: list[Episode]) -> dict[str, float]:
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
     if not scores:
         raise UserError("evaluation: not one episode could be scored")
-    found = {"eval/success": sum(s.outcome for s in scores) / len(scores), "eval/reward": sum(s.value for s in scores) / len(scores)}
+    found = {"eval/success": sum(s.outcome for s in scores) / len(scores)}
+    found["eval/reward"] = sum(s.value for s in scores) / len(scores)
     for name in scores[0].parts:
         found[f"eval/parts/{name}"] = sum(s.parts.get(name, 0.0) for s in scores) / len(scores)
     found["eval/turns"] = sum(episode.num_agent_turns for episode in episodes) / len(episodes)

@@ -9,6 +9,8 @@ from types import FrameType
 
 from mdapo.errors import EXIT_INTERRUPTED
 
+RESUMES = "stopped on a signal; the same command resumes"
+
 
 class Interrupted(RuntimeError):
     """The run was asked to stop; a checkpoint was written and the same command resumes it."""

@@ -4,9 +4,10 @@ metrics offset. Random numbers need no state: every draw is a function of the se
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdapo.errors import StorageError, UserError
 from mdapo.megatron import checkpoint
@@ -16,37 +17,52 @@ if TYPE_CHECKING:
     from mdapo.trainer.flow import Trainer
 
 STATE, MODEL = "state.json", "model"
+T = TypeVar("T")
+Moment = tuple[int, bool]  # step, and whether it waits for its evaluation
 
 
 @dataclass
 class TrainState:
-    """Counters, the same on every rank. ``before``: the first evaluation, kept for the table at the end."""
+    """Counters, the same on every rank.
+
+    ``before``: the first evaluation, kept for the table at the end. ``waiting``: the numbers of a step that was trained
+    and waits for its evaluation.
+    """
 
     step: int = 0
     version: int = 0
     skipped_in_a_row: int = 0
     exhausted: bool = False
+    waiting: dict[str, float] | None = None
     before: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0  # of earlier processes of this run
 
 
+def moment(t: Trainer) -> Moment:
+    return t.state.step, t.state.waiting is not None
+
+
 def save(t: Trainer) -> None:
-    """Write one commit point; all ranks. ``StorageError`` where rank 0 cannot write: the older ones stay as they are."""
+    """Write one commit point; all ranks. ``StorageError`` where one cannot write: the older ones stay as they are."""
+    if t.committed == moment(t):
+        return
 
     def begin() -> str:
         assert t.journal is not None
-        return str(_storage(lambda: open_commit(t.journal.path / "checkpoints", t.state.step)))
+        return str(open_commit(t.journal.path / "checkpoints", t.state.step))
 
-    folder = Path(t.agree({"folder": t.share_errors(begin)})["folder"])
-    checkpoint.save(t.actor, folder / MODEL)
+    folder = Path(t.agree({"folder": t.share_errors(_stored(begin))})["folder"])
+    _stored(lambda: checkpoint.save(t.actor, folder / MODEL))()
 
     def end() -> None:
         assert t.journal is not None and t.rollout is not None
-        state = {"train": asdict(t.state), "metrics_offset": t.journal.offset, "rollout": t.rollout.save(folder)}
+        train = {**asdict(t.state), "seconds": t.seconds}
+        state = {"train": train, "metrics_offset": t.journal.offset, "rollout": t.rollout.save(folder)}
         (folder / STATE).write_text(json.dumps(state, indent=1))
         close_commit(folder, keep=t.config.run.keep_checkpoints)
 
-    t.share_errors(lambda: _storage(end))
+    t.share_errors(_stored(end))
+    t.committed = moment(t)
 
 
 def resume(t: Trainer) -> bool:
@@ -60,7 +76,8 @@ def resume(t: Trainer) -> bool:
         root = t.journal.path / "checkpoints"
         found = newest_commit(root)
         if found.path is None and found.problems:
-            raise UserError([f"{root}: no checkpoint is usable; move them away to start from the beginning", *found.problems])
+            advice = f"{root}: no checkpoint is usable; move them away to start from the beginning"
+            raise UserError([advice, *found.problems])
         for problem in found.problems:
             t.journal.say(f"passed over: {problem}")
         if found.path is None:
@@ -74,20 +91,27 @@ def resume(t: Trainer) -> bool:
         return False
     folder = Path(found["folder"])
     t.state = TrainState(**found["train"])
+    t.committed = moment(t)
     checkpoint.load(t.actor, folder / MODEL)
 
     def restore() -> None:
         assert t.journal is not None and t.rollout is not None
-        t.rollout.restore(folder, found["rollout"])
+        if not t.only_evaluate:
+            t.rollout.restore(folder, found["rollout"])
         t.journal.start(step=t.state.step, offset=found["metrics_offset"])
-        t.journal.say(f"resumed after step {t.state.step} from {folder}")
+        t.journal.say(f"weights of step {t.state.step}, from {folder}")
 
     t.share_errors(restore)
     return True
 
 
-def _storage(work: Any) -> Any:
-    try:
-        return work()
-    except OSError as error:
-        raise StorageError(f"checkpoint not written: {error}") from error
+def _stored(work: Callable[[], T]) -> Callable[[], T]:
+    """The same, with the operating system's errors as ``StorageError``."""
+
+    def guarded() -> T:
+        try:
+            return work()
+        except OSError as error:
+            raise StorageError(f"checkpoint not written, the last one is as it was: {error}") from error
+
+    return guarded

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 def step(t: Trainer) -> StepRecord:
     """Collect groups, give credit, pack and scatter, train, bring the engine the new weights.
 
-    A step that found nothing to train on (``on_limit: skip``, or the data has ended) makes no update and keeps the
-    weights' version. Raises ``NothingLearnableError`` (``on_limit: stop``), ``NonFiniteError``, and ``Interrupted`` for a
-    signal during the collection; nothing was trained then.
+    A step that has nothing to train on (``on_limit: skip``, the data has ended, ``debug.mode: rollout``) makes no
+    update and keeps the weights' version. Raises ``NothingLearnableError`` (``on_limit: stop``), ``NonFiniteError``,
+    and ``Interrupted`` for a signal during the collection; nothing was trained then.
     """
     with t.timers("collect"):
         collected = t.collect()
     with t.timers("batch"):
         samples, credit = make_samples(collected.groups, t.config) if collected is not None else ([], {})
-        mini_batches = t.scatter(samples)
+        mini_batches = t.scatter(samples if t.trains else [])
     mini_batches = t.with_logps(mini_batches)
     with t.timers("train"):
         updates = [t.actor.update(mini, t.loss_fn) for mini in mini_batches * t.config.actor.ppo_epochs]
-    t.count_skipped(sum(update.skipped for update in updates))
+    t.check_finite(updates, collected)
     if updates:
         with t.timers("sync"):
             t.state.version += 1

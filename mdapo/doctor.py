@@ -1,0 +1,27 @@
+"""``mdapo doctor``: what this machine has for mdapo, without a configuration. It reports; it judges nothing."""
+
+from __future__ import annotations
+
+import os
+
+from mdapo.tracking.environment import describe_environment
+from mdapo.trainer.report import aligned, parts
+
+# What mdapo and torch read from the environment.
+VARIABLES = ("MDAPO_DEVICE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+VARIABLES += ("ASCEND_RT_VISIBLE_DEVICES", "HF_HUB_OFFLINE")
+
+
+def doctor() -> str:
+    """Sections of ``label  value`` lines. Raises ``UserError`` when ``MDAPO_DEVICE`` asks for what is not there."""
+    found = describe_environment()
+    hardware = found["hardware"]
+    machine = [
+        ("platform", found["platform"]),
+        ("cpu", f"{hardware['cpu']}, {hardware['cores']} cores for this process"),
+        ("memory", f"{hardware['memory_gib']} GiB"),
+    ]
+    packages = [("python", found["python"]), *found["packages"].items(), ("git", found["git"] or "not a checkout")]
+    variables = [(name, os.environ.get(name, "not set")) for name in VARIABLES]
+    sections = {"machine": machine, "parts": parts(), "packages": packages, "environment": variables}
+    return "\n\n".join(f"{title}\n{aligned(rows)}" for title, rows in sections.items())

@@ -1,0 +1,62 @@
+"""What a run is made of, said once at its start: device, attention, ops, engine, layout, the arithmetic of a batch."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import torch
+
+import mdapo
+from mdapo import device
+from mdapo.config.model_facts import read_model
+from mdapo.config.plan import plan
+from mdapo.config.render import render_plan
+
+if TYPE_CHECKING:
+    from mdapo.trainer.flow import Trainer
+
+# Attention over packed segments (megatron/attention.py), by device.
+ATTENTION = {
+    "cpu": "torch's scaled_dot_product_attention, segment by segment",
+    "cuda": "torch's varlen_attn; in float32 scaled_dot_product_attention, segment by segment",
+    "npu": "npu_fusion_attention, TND",
+}
+# How each op is done. There are no native ones yet; with them comes the choice.
+OPS = {
+    "pack": "reference (numpy)",
+    "balance": "reference (numpy)",
+    "token_logprob": "reference (torch)",
+}
+Rows = list[tuple[str, str]]
+
+
+def parts() -> Rows:
+    """Versions, device, attention and ops of this process, as label and value."""
+    here = device.current()
+    names = ("torch", "megatron-core", "transformers")
+    versions = [f"mdapo {mdapo.__version__}", *(f"{name} {metadata.version(name)}" for name in names)]
+    memory = here.memory_bytes()["total"] / 2**30
+    threads = f", {torch.get_num_threads()} threads a rank" if here.kind == "cpu" else ""
+    return [
+        ("versions", ", ".join(versions)),
+        ("device", f"{here.torch_device}, {memory:.0f} GiB, collectives over {here.backend}{threads}"),
+        ("attention", ATTENTION[here.kind]),
+        ("ops", ", ".join(f"{op}: {how}" for op, how in OPS.items())),
+    ]
+
+
+def startup_report(t: Trainer) -> str:
+    """One block of text; the same plan that ``mdapo check`` shows, for the ranks there are."""
+    model, _ = read_model(t.config.model.path)
+    found = plan(t.config, world_size=t.layout.world, model=model)
+    engine = "none, recorded groups are trained on" if t.config.debug.mode == "train" else t.config.rollout.engine
+    rows = [*parts(), ("engine", engine)]
+    if t.config.debug.mode != "full":
+        rows.append(("debug.mode", t.config.debug.mode))
+    return f"parts\n{aligned(rows)}\n\n{render_plan(found, t.config, model)}\n"
+
+
+def aligned(rows: Rows) -> str:
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:{width}}  {value}" for label, value in rows)
