@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Role = Literal["system", "user", "assistant", "tool"]
-# Why an episode ended. The first two are regular ends; "*_limit" are truncations; "error" is infrastructure, never scored.
+# Why an episode ended. The first two are regular ends; "*_limit" are truncations; "error" is infrastructure, never
+# scored.
 EndReason = Literal["done", "gave_up", "turn_limit", "token_limit", "context_limit", "aborted", "error"]
 TRUNCATED: frozenset[str] = frozenset({"token_limit", "context_limit", "aborted"})
 
@@ -49,8 +50,9 @@ class Turn:
     """A run of tokens appended to a conversation: one generation of the policy, or what the environment answered.
 
     ``ids`` int32 [L]; ``mask`` bool [L], True where the policy wrote (a closing token added by us after a cut turn is
-    False); ``logps`` float32 [L], the engine's log-probs, NaN where ``mask`` is False; ``version`` is the weight version
-    that generated the turn, -1 for observations; ``finish`` is the engine's finish reason ("stop", "length", "abort").
+    False); ``logps`` float32 [L], the engine's log-probs, NaN where ``mask`` is False; ``version`` is the weight
+    version that generated the turn, -1 for observations; ``finish`` is the engine's finish reason ("stop", "length",
+    "abort").
     """
 
     role: Role
@@ -66,7 +68,8 @@ class Score:
     """Outcome of the reward parts of one episode.
 
     ``value`` is the shaped total that trains; ``outcome`` the raw outcome (accuracy or success in [0, 1]) that filters
-    look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the episode is masked.
+    look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the
+    episode is masked.
     """
 
     value: float
@@ -143,15 +146,17 @@ class Sample:
     rollout_logps: np.ndarray  # float32
     versions: np.ndarray  # int32
     advantages: np.ndarray  # float32
-    loss_weights: np.ndarray  # float32: per-token weight; already holds the *global* denominator (see algorithms/losses.py)
+    loss_weights: np.ndarray  # float32: per token; holds the *global* denominator (see algorithms/losses.py)
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One packed forward: N sequences end to end in T tokens, R of which are scored (those whose *next* token the policy wrote).
+    """One packed forward: N sequences end to end in T tokens, R of which are scored (those whose *next* token the
+    policy wrote).
 
-    A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank with fewer samples) has the same
-    fields with ``loss_weights_R == 0`` and still runs forward and backward. The last segment may be a dummy that pads T.
+    A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank with fewer samples) has
+    the same fields with ``loss_weights_R == 0`` and still runs forward and backward. The last segment may be a dummy
+    that pads T.
     """
 
     ids_T: torch.Tensor  # int64 [T]

@@ -1,4 +1,4 @@
-"""Conversations' counterparts. Short names that a configuration may use beside ``pkg.mod:name`` and ``file.py:name``."""
+"""Conversations' counterparts. Short names for configurations, beside ``pkg.mod:name`` and ``file.py:name``."""
 
 BUILTIN: dict[str, str] = {
     "single_turn": "mdapo.environments.single_turn:SingleTurn",

@@ -26,7 +26,8 @@ class Environment(Protocol):
     """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``."""
 
     def opening(self) -> tuple[Message, ...]:
-        """All messages before the first assistant turn (system, first user message). It is called once, before any turn."""
+        """All messages before the first assistant turn (system, first user message). It is called once, before any
+        turn."""
         ...
 
     def observe(self, messages: Sequence[Message]) -> Observation:

@@ -9,10 +9,14 @@ from mdapo.types import EndReason, Message, Prompt, Score
 
 
 class Reward(Protocol):
-    """Return a number, a mapping of named parts with ``score`` (and, if you have it, ``acc``) among them, or a ``Score``.
+    """Return a number, a mapping of named parts with ``score`` (and, if you have it, ``acc``) among them, or a
+    ``Score``.
 
     ``messages`` is the whole conversation, prompt included. verl's ``(data_source, solution_str, ground_truth,
-    extra_info)`` and TRL's ``(prompts, completions, **columns)`` signatures are accepted as they are by ``rewards/runner.py``.
+    extra_info)`` and TRL's ``(prompts, completions, **columns)`` signatures are accepted as they are by
+    ``rewards/runner.py``.
     """
 
-    def __call__(self, messages: Sequence[Message], prompt: Prompt, end: EndReason, **args: object) -> float | Mapping[str, float] | Score: ...
+    def __call__(
+        self, messages: Sequence[Message], prompt: Prompt, end: EndReason, **args: object
+    ) -> float | Mapping[str, float] | Score: ...

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sync_weights(actor: Actor, engine: Engine | None, *, version: int, loop: asyncio.Runner | None) -> None:
-    """Collective over all ranks: each takes part in gathering the shards, rank 0 (the one with an engine) sends them on.
+    """Collective over all ranks: each takes part in gathering the shards, rank 0 (which has the engine) sends them on.
 
     The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.
     """
