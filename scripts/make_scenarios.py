@@ -18,6 +18,7 @@ from mdapo.rewards.dialogue_lexicon import DETAILS, REMEDIES
 FOLDER = Path(__file__).parent.parent / "mdapo" / "environments" / "scenarios"
 SIZES = {"train": 360, "heldout": 120}
 UNSEEN_SHARE = 3  # every third held-out scenario is of a kind that training never shows
+ORDER_NUMBER_SHARE = 0.4  # at least; it is what shops ask for most
 Row = dict[str, Any]
 
 
@@ -54,7 +55,8 @@ def _scenario(rng: random.Random, split: str, index: int, kind: str) -> Row:
     group = rng.choice(spec.groups)
     new_product = split == "heldout" and rng.random() < 0.25
     product = rng.choice((material.UNSEEN_PRODUCTS if new_product else material.PRODUCTS)[group])
-    detail, remedy = rng.choice(spec.details), rng.choice(spec.remedies)
+    detail = "order_number" if rng.random() < ORDER_NUMBER_SHARE else rng.choice(spec.details)
+    remedy = rng.choice(spec.remedies)
     complaint = rng.choice(spec.complaints).format(p=product, days=rng.randint(3, 29))
     named = rng.choice(DETAILS[detail].names)
     ending = rng.choice(material.ENDINGS).format(detail=named)

@@ -304,26 +304,26 @@ ENDINGS = (
     "Do you need my {detail}?",
     "I am upset. Which details do you need?",
     "What information do you need?",
-    "This is a disgrace. Do you need my {detail}?",
-    "What details do you need to help me?",
+    "This is a disgrace. Just ask me for my {detail}.",
+    "What details can I provide?",
     "Help me! Do you want my {detail}?",
     "I am fed up. What details do you want?",
-    "Which information is it that you need?",
-    "How is that possible?",
+    "Which information can I provide?",
+    "Please ask me for my {detail}.",
     "I am really angry.",
     "Never again!",
 )
 
 # {shop} {case} {remedy} {detail}; every wording names the one remedy that is allowed and the detail needed before it.
 POLICIES = (
-    "You are a customer service agent of {shop}. For {case} we offer {remedy}. First ask for the {detail}.",
-    "You are a customer service agent. Ask for the {detail}, then offer {remedy}. This is our policy for {case}.",
-    "You help the customers of {shop}. Ask for their {detail} first. Then offer {remedy}, as for all {case}.",
-    "You are a support agent of {shop}. You need the customer's {detail}. Then you can offer {remedy} for {case}.",
-    "You answer complaints for {shop}. Apologise and ask for the {detail}. For {case}, then offer {remedy}.",
-    "You work in customer service at {shop}. Ask the customer for the {detail}. Policy for {case}: {remedy}.",
-    "You are a friendly agent of {shop}. We give {remedy} for {case}. Ask for the {detail} before you offer it.",
-    "You are an agent of {shop}. For {case}, customers get {remedy}. Ask for the {detail} first, then offer it.",
+    "You are a customer service agent of {shop}. For {case} we can offer {remedy}. First ask for the {detail}.",
+    "You are a customer service agent. Please ask for the {detail}. Then say: we can offer {remedy} for {case}.",
+    "You help the customers of {shop}. Please ask for their {detail} first. Then offer {remedy}, as for all {case}.",
+    "You are a support agent of {shop}. You need the customer's {detail}. Then we can offer {remedy} for {case}.",
+    "You answer complaints for {shop}. Apologise and ask for the {detail}. For {case} we can offer {remedy}.",
+    "You work in customer service at {shop}. Ask the customer for the {detail}. For {case} you can offer {remedy}.",
+    "You are a friendly agent of {shop}. We can offer {remedy} for {case}. Ask for the {detail} before you do.",
+    "You are an agent of {shop}. Ask the customer to provide the {detail}. Then we can offer {remedy} for {case}.",
 )
 STYLES = (
     "Ask if the offer is okay. Reply in one or two short sentences.",

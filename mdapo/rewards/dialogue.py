@@ -14,10 +14,11 @@ from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_
 from mdapo.types import EndReason, Message, Prompt, Score
 
 # Shaped value; what is left to 1.0 comes with success alone.
-WEIGHTS: Mapping[str, float] = {"apology": 0.2, "detail": 0.25, "remedy": 0.3, "confirmation": 0.1}
+WEIGHTS: Mapping[str, float] = {"apology": 0.15, "detail": 0.3, "remedy": 0.3, "confirmation": 0.1, "brief": 0.05}
 WRONG_REMEDY = 0.3  # share of a right offer's credit that is left when a wrong one was made too
 EARLY_REMEDY = 0.2  # for the right remedy, but before the detail is known
-OTHER_DETAIL = 0.3  # for asking for something, but not for what is needed
+OTHER_DETAIL = 0.4  # share of the detail's credit for asking for another one
+SOME_INQUIRY = 0.2  # for asking for information of no certain kind
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> No
             done["early"] = True
 
 
+def _detail_credit(progress: Progress) -> float:
+    if progress.given:
+        return 1.0
+    if any(turn.asks for turn in progress.turns):
+        return OTHER_DETAIL
+    return SOME_INQUIRY * any(turn.inquires for turn in progress.turns)
+
+
 def _remedy_credit(progress: Progress) -> float:
     if progress.offered_at is not None:
         return WRONG_REMEDY if progress.wrong else 1.0
@@ -107,11 +116,14 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
     cheated = bool(progress.fault) or not progress.turns
     parts = {
         "apology": progress.apology,
-        "detail": 1.0 if progress.given else OTHER_DETAIL * any(turn.asks for turn in progress.turns),
+        "detail": _detail_credit(progress),
         "remedy": _remedy_credit(progress),
         "confirmation": float(progress.confirmed),
+        "brief": sum(turn.brief for turn in progress.turns) / max(1, len(progress.turns)),
     }
-    shaped = sum(WEIGHTS[name] * part for name, part in parts.items())
+    # Words that lead nowhere help nobody: without a question or an offer, being sorry or brief is worth nothing.
+    helps = parts["detail"] > 0 or parts["remedy"] > 0
+    shaped = helps * sum(WEIGHTS[name] * part for name, part in parts.items())
     value = 0.0 if cheated else 1.0 if progress.success else shaped
     flags = {"success": progress.success, "cheat": cheated}
     flags |= {"wrong_remedy": progress.wrong, "early_remedy": progress.early}

@@ -129,7 +129,8 @@ DETAILS: dict[str, Detail] = {
         ("account number", "customer number"), _any(rf"\b(?:account|customer|member|membership|client) {_NUMBER}")
     ),
     "email": Detail(
-        ("email address", "email"), _any(r"\be-?mail address\b", r"\b(?:your|their|the|an|which|what) e-?mail\b")
+        ("email address", "email"),
+        _any(r"\be-?mail address\b", r"\b(?:your|their|customer's|the|an|which|what) e-?mail\b"),
     ),
     "phone": Detail(
         ("phone number", "telephone number"),
@@ -165,7 +166,7 @@ DETAILS: dict[str, Detail] = {
     "size": Detail(
         ("size", "clothing size"),
         _any(
-            r"\b(?:which|what|right|correct|preferred|exact|your|the|clothing) sizes?\b",
+            r"\b(?:which|what|right|correct|preferred|exact|your|their|customer's|the|clothing) sizes?\b",
             r"\bsize (?:do )?you (?:need|want|wear|order|would)\w*\b",
         ),
     ),
@@ -207,6 +208,15 @@ REQUEST = _any(
     r"\bdo you (?:\w+ )?(?:have|know|remember)\b",
     r"\bhave you got\b",
     r"\bplease (?:provide|share|send|give|tell)\b",
+)
+
+# Asks the customer for information of some kind.
+INQUIRY = _any(
+    r"\b(?:can|could|would|will) you (?:\w+ )?(?:provide|specify|tell|give|share|send|confirm|explain|describe)\b",
+    r"\b(?:can|could|would|will) you (?:please )?let (?:me|us) know\b",
+    r"\bplease (?:\w+ )?(?:provide|specify|tell|give|share|send|confirm|explain|describe|let (?:me|us) know)\b",
+    r"\b(?:what|which) (?:is|was|are) (?:your|the)\b.*\?",
+    r"\b(?:can|may|could) (?:i|we) (?:please )?(?:have|ask|get|know)\b",
 )
 
 # A sentence that names a remedy offers it when one of these carries it.

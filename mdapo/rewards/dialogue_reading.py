@@ -16,6 +16,7 @@ ECHO_RUN = 12  # words in a row taken from what others said
 ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
 ECHO_GRAM = 6
 REPEAT_SHARE = 0.65  # of a turn's word triples that an earlier turn of the agent has too
+MAX_SENTENCES = 3
 MIN_FUNCTION_WORDS = 0.25
 MAX_DIGRESSION = 0.5
 
@@ -89,6 +90,8 @@ class Reading:
     asks: frozenset[str] = frozenset()
     offers: frozenset[str] = frozenset()
     invites: bool = False
+    inquires: bool = False  # asks for information, whichever
+    brief: bool = False  # at most MAX_SENTENCES, and the last one finished
     off_role: bool = False
     fault: str = ""
 
@@ -116,6 +119,8 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
         asks=asked,
         offers=offered,
         invites=any(invites(s) for s in sentences(text)),
+        inquires=bool(asked) or any(lexicon.INQUIRY.search(s) for s in sentences(text)),
+        brief=len(sentences(text)) <= MAX_SENTENCES and text.rstrip(" \"'")[-1:] in tuple(".?!"),
         off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
         fault=_fault(text, heard=heard, said=said),
     )

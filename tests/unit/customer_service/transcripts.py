@@ -179,6 +179,12 @@ GOOD = [
 ]  # fmt: skip
 
 PARTIAL = [
+    partial("asks for whatever", KETTLE, """
+        A: I'm sorry about your kettle. Can you please provide more information?
+        C: All right. Do you need my order number?""", 0.2, 0.3),
+    partial("asks, but does not come to an end", KETTLE, """
+        A: I'm sorry about your kettle. Can you please provide your order number so that I can
+        C: KX-48213. So what do you offer?""", 0.4, 0.46),
     partial("sorry as a refusal", KETTLE, """
         A: I'm sorry, but I'm unable to assist with that.
         C: That does not help me. What do you need from me?""", 0.0, 0.0),
@@ -189,12 +195,12 @@ PARTIAL = [
         A: I'm sorry to hear that.
         C: Thanks. What do you need from me?
         A: Have a nice day.
-        C: I give up. I will shop elsewhere.""", 0.1, 0.2),
+        C: I give up. I will shop elsewhere.""", 0.0, 0.0),
     partial("only the question", KETTLE, """
         A: Could you please give me your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: I will look at it some day.
-        C: So what are you going to do for me?""", 0.25, 0.25),
+        C: So what are you going to do for me?""", 0.3, 0.36),
     partial("asks for something else", KETTLE, """
         A: I'm sorry about that. Could you tell me your phone number?
         C: Why would you need that? What else do you need from me?""", 0.2, 0.3),
@@ -202,7 +208,7 @@ PARTIAL = [
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: We can send you a replacement. Is that okay?
-        C: Yes, that works for me. Thank you.""", 0.6, 0.7),
+        C: Yes, that works for me. Thank you.""", 0.7, 0.76),
     partial("apology after the deal", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
@@ -236,7 +242,7 @@ PARTIAL = [
         C: Yes, that works for me. Thank you.""", 0.6, 0.9),
     partial("only a promise", KETTLE, """
         A: We will send you a replacement. Is that okay?
-        C: How? You know nothing about my case yet. What do you need from me?""", 0.01, 0.1),
+        C: How? You know nothing about my case yet. What do you need from me?""", 0.01, 0.12),
     partial("mentions the remedy, does not offer it", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
@@ -249,10 +255,10 @@ PARTIAL = [
         C: And what can you offer me?""", 0.4, 0.5),
     partial("mentions the detail, does not ask", KETTLE, """
         A: I'm sorry about your kettle. Thank you for your order number.
-        C: All right. Do you need my order number?""", 0.2, 0.2),
+        C: All right. Do you need my order number?""", 0.0, 0.0),
     partial("does not need the detail", KETTLE, """
         A: I'm sorry about your kettle. We don't need your order number for that.
-        C: All right. Do you need my order number?""", 0.2, 0.2),
+        C: All right. Do you need my order number?""", 0.0, 0.0),
     partial("the customer does not agree", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
