@@ -64,6 +64,8 @@ def all_cases() -> list[Case]:
         cases += [Case(f"cut at {cut}", kind, spec={"cut": cut}) for cut in (1, 45, 1000)]
         # five and seven micro-batches: a virtual pipeline needs a filler
         cases += [Case(f"cut at {cut} PP2xVPP2", kind, LAYOUTS["PP2xVPP2"], {"cut": cut}) for cut in (1, 45)]
+    overlap = {"megatron": {"ddp": {"overlap_grad_reduce": True}}}
+    cases += [Case(f"{name} overlapped", "qwen3", LAYOUTS[name], overlap) for name in ("DP2", "DP2+dist-opt")]
     for mode in ("selective", "full"):
         cases.append(Case(f"recompute {mode}", "qwen3", spec={"actor": {"recompute": mode}}))
         cases.append(
@@ -72,22 +74,14 @@ def all_cases() -> list[Case]:
     return cases
 
 
-def launch(specs: list[dict[str, Any]], ranks: int, folder: Path, *, timeout_s: float) -> None:
-    """Run the specs in one process group of ``ranks`` gloo processes; a deadline ends them all."""
-    path = folder / f"specs-{ranks}.json"
-    path.write_text(json.dumps(specs))
-    command = [sys.executable, str(RANK_PROGRAM), str(path), str(folder)]
+def launch(program: Path, arguments: list[str], ranks: int, *, timeout_s: float) -> None:
+    """Run a program in ``ranks`` gloo processes; a deadline ends them all."""
+    command = [sys.executable, str(program), *arguments]
     if ranks > 1:
         run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         command = [sys.executable, *run, *command[1:]]
     root = str(RANK_PROGRAM.parents[2])
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "MDAPO_DEVICE": "cpu",
-        "PYTHONPATH": root,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MDAPO_DEVICE": "cpu", "PYTHONPATH": root}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output, _ = process.communicate(timeout=timeout_s)
@@ -115,7 +109,9 @@ def run_cases(cases: list[Case], folder: Path, *, timeout_s: float = 300.0) -> d
             for case in todo
             if case.ranks == ranks
         ]
-        launch(specs, ranks, folder, timeout_s=timeout_s)
+        path = folder / f"specs-{ranks}.json"
+        path.write_text(json.dumps(specs))
+        launch(RANK_PROGRAM, [str(path), str(folder)], ranks, timeout_s=timeout_s)
     return {case.key: torch.load(folder / f"{case.key}.pt") for case in wanted}
 
 

@@ -64,6 +64,7 @@ def run(spec: dict[str, Any], folder: Path) -> None:
         model={"path": spec["model"], "dtype": spec.get("dtype", "float32")},
         parallel=spec.get("parallel", {}),
         actor=spec.get("actor", {}),
+        megatron=spec.get("megatron", {}),
         rollout={"temperature": 0.8},
         run={"threads": 1},
     )

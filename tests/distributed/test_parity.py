@@ -18,6 +18,7 @@ CASES = [
     Case("one sequence a micro-batch", "qwen3", spec={"cut": 1}),
     Case("all in one micro-batch", "qwen3", spec={"cut": 1000}),
     Case("odd count in a virtual pipeline", "qwen3", LAYOUTS["PP2xVPP2"], {"cut": 1}),
+    Case("overlapped", "qwen3", LAYOUTS["DP2+dist-opt"], {"megatron": {"ddp": {"overlap_grad_reduce": True}}}),
     Case("recompute full", "qwen3", LAYOUTS["TP2+SP"], {"actor": {"recompute": "full"}}),
     Case("recompute selective", "qwen3", LAYOUTS["TP2+SP"], {"actor": {"recompute": "selective"}}),
 ]
