@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from torch import Tensor
 
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
@@ -48,9 +51,23 @@ def build_optimizer(cfg: Config, chunks: Sequence[Any]) -> Any:
     return optimizer
 
 
+def _square(grad: Tensor) -> Tensor:
+    """Sum of squares in float64, from rows in float32: torch's float32 norm of 28 million entries is 0.2 % off."""
+    flat = grad.flatten()
+    whole = len(flat) // 4096 * 4096
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, 4096), dim=1)
+    return rows.double().square().sum() + flat[whole:].double().square().sum()
+
+
 def clipped_norm(optimizer: Any, limit: float) -> float:
     """Global gradient norm before clipping; gradients are then clipped to ``limit`` (0: not clipped)."""
-    norm = float(optimizer.get_grad_norm())
+    total = 0.0
+    for part in optimizer.chained_optimizers:
+        squares = [_square(grad) for grad in part.get_main_grads_for_grad_norm()]
+        square = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64, device="cuda")
+        dist.all_reduce(square, group=part.get_grad_stats_parallel_group())
+        total += float(square)
+    norm = math.sqrt(total) if math.isfinite(total) else total
     if limit > 0.0:
         for part in optimizer.chained_optimizers:
             clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm=limit, total_norm=norm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ def combined(
     bounds = [0, *cuts, weight.shape[0]]
     parts = [
         op.forward_partials(hidden, weight[a:b], targets, vocab_start=a, temperature=temperature)
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in pairwise(bounds)
     ]
     largest = torch.stack([m for m, _ in parts]).amax(0)
     sums = sum(torch.cat([s[:2] * (m - largest).exp(), s[2:]]) for m, s in parts)
@@ -62,7 +64,7 @@ def test_gradients_match_float64_autograd(cuts: list[int], use: str) -> None:
     _, _, lse, mean = combined(hidden, weight, targets, temperature, cuts)
     bounds = [0, *cuts, 61]
     grad_hidden, grad_weight = torch.zeros_like(hidden), torch.ones_like(weight)  # ones: it must add, not overwrite
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         grad_hidden += op.backward_partials(
             hidden,
             weight[a:b],

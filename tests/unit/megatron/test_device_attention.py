@@ -1,4 +1,4 @@
-"""The attention of devices this machine lacks: which arguments reach their kernels (the kernels themselves don't run)."""
+"""The attention of devices that are not here: which arguments reach their kernels (the kernels don't run)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_all_reasons_come_at_once(tmp_path: Path) -> None:
 def test_missing_or_broken_config(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(UserError, match="config.json"):
+    with pytest.raises(UserError, match=r"config\.json"):
         hf_config.read(tmp_path)
 
 
