@@ -198,7 +198,7 @@ UNSEEN_KINDS: dict[str, Kind] = {
         ("used", "new", "opened", "second-hand", "stains"),
     ),
     "cancelled_but_sent": Kind(
-        ("orders sent after a cancelled purchase", "orders shipped although called off", "orders called off too late"),
+        ("orders sent although called off", "parcels that were called off", "orders called off too late"),
         (
             "I called off the {p} last week and you shipped it anyway!",
             "Why do I get a {p} that I said no to?",
