@@ -11,8 +11,8 @@ from mdapo.rewards.dialogue_lexicon import ACCEPTANCES, DETAILS, REMEDIES
 from mdapo.rewards.dialogue_reading import Facts
 from mdapo.types import EndReason, Message, Prompt
 
-# By what the agent's last turn did. {detail} is the detail needed ("order number"), {value} what it is, {wrong} a
-# remedy that was offered wrongly.
+# By what the agent's last turn did. {detail} is the detail needed ("order number"), {value} what it is, {right}
+# the remedy allowed, {wrong} one that was offered wrongly.
 REPLIES: dict[str, tuple[str, ...]] = {
     "gives": (
         "It is {value}. What can you offer me?",
@@ -25,7 +25,7 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "{value}. You could say sorry. What will you do for me?",
         "Fine: {value}. I am still angry. So what do you offer?",
     ),
-    "told_already": ("I already told you: {value}.", "As I said, it is {value}. What will you do?"),
+    "told_already": ("I told you: {value}. What can you offer me?", "As I said, {value}. So what do you offer?"),
     "why_that": (
         "Why would you need that? Do you not need my {detail}?",
         "I do not see how that helps. Which other details do you need?",
@@ -38,7 +38,7 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "I did not ask for {wrong}. Which details do you need?",
         "Not {wrong}. Do you need my {detail}?",
     ),
-    "wrong": ("I do not want {wrong}. Your own policy says otherwise.", "Not {wrong}. That is not what you promise."),
+    "wrong": ("I do not want {wrong}. Your own policy says {right}.", "Not {wrong}. What do you really offer?"),
     "unsure": (
         "Do you want to know if that is okay with me?",
         "And are you asking me if I agree?",
@@ -50,7 +50,12 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "Good. What information do you need?",
         "Thank you. Your site says that you need my {detail}?",
     ),
-    "what_now": ("And what can you offer me?", "So what are you going to do for me?", "What do you offer me, then?"),
+    "what_now": (
+        "And what can you offer me?",
+        "What do you offer me, then?",
+        "Your site says that you offer {right}?",
+        "Can you offer me {right}?",
+    ),
     "angry": (
         "That does not help me. Which details do you need?",
         "This is ridiculous. Do you need my {detail}?",
@@ -120,10 +125,13 @@ class CustomerService:
 
     def _line(self, mood: str, *, end: EndReason | None = None) -> Observation:
         wrong = sorted(self._before.turns[-1].offers - {self._facts.remedy})
-        text = self._random.choice(REPLIES[mood])
-        wrongly = REMEDIES[wrong[0]].names[0] if wrong else ""
-        detail = DETAILS[self._facts.detail].names[0]
-        return self._say(text.format(detail=detail, value=self._facts.value, wrong=wrongly), end=end)
+        text = self._random.choice(REPLIES[mood]).format(
+            detail=DETAILS[self._facts.detail].names[0],
+            value=self._facts.value,
+            right=REMEDIES[self._facts.remedy].names[0],
+            wrong=REMEDIES[wrong[0]].names[0] if wrong else "",
+        )
+        return self._say(text, end=end)
 
     def _say(self, text: str, *, end: EndReason | None = None) -> Observation:
         return Observation((Message("user", text),), end)

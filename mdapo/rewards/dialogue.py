@@ -14,8 +14,10 @@ from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_
 from mdapo.types import EndReason, Message, Prompt, Score
 
 # Shaped value; what is left to 1.0 comes with success alone.
-WEIGHTS: Mapping[str, float] = {"apology": 0.15, "detail": 0.3, "remedy": 0.3, "confirmation": 0.1, "brief": 0.05}
-WRONG_REMEDY = 0.3  # share of a right offer's credit that is left when a wrong one was made too
+WEIGHTS: Mapping[str, float] = {"apology": 0.2, "detail": 0.25, "remedy": 0.3, "confirmation": 0.1}
+UNFINISHED = 0.5  # share of it that is left when no turn is one of a few finished sentences, as every prompt asks
+MIXED_REMEDY = 0.4  # share of a right offer's credit that is left when a wrong one was made too
+WRONG_REMEDY = 0.2  # for an offer at the right time, but of what the policy does not allow
 EARLY_REMEDY = 0.2  # for the right remedy, but before the detail is known
 OTHER_DETAIL = 0.4  # share of the detail's credit for asking for another one
 SOME_INQUIRY = 0.2  # for asking for information of no certain kind
@@ -102,8 +104,10 @@ def _detail_credit(progress: Progress) -> float:
 
 def _remedy_credit(progress: Progress) -> float:
     if progress.offered_at is not None:
-        return WRONG_REMEDY if progress.wrong else 1.0
-    return EARLY_REMEDY * (progress.early and not progress.wrong)
+        return MIXED_REMEDY if progress.wrong else 1.0
+    if progress.wrong:
+        return WRONG_REMEDY * progress.given
+    return EARLY_REMEDY * progress.early
 
 
 def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason) -> Score:
@@ -121,9 +125,10 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
         "confirmation": float(progress.confirmed),
         "brief": sum(turn.brief for turn in progress.turns) / max(1, len(progress.turns)),
     }
-    # Words that lead nowhere help nobody: without a question or an offer, being sorry or brief is worth nothing.
+    # Without a question or an offer, being sorry leads nowhere and is worth nothing.
     helps = parts["detail"] > 0 or parts["remedy"] > 0
-    shaped = helps * sum(WEIGHTS[name] * part for name, part in parts.items())
+    shaped = helps * sum(weight * parts[name] for name, weight in WEIGHTS.items())
+    shaped *= UNFINISHED + (1.0 - UNFINISHED) * parts["brief"]
     value = 0.0 if cheated else 1.0 if progress.success else shaped
     flags = {"success": progress.success, "cheat": cheated}
     flags |= {"wrong_remedy": progress.wrong, "early_remedy": progress.early}

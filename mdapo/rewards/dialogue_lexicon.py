@@ -239,6 +239,7 @@ OFFER = _any(
 REPORTED = _any(
     r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",
     r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
+    r"\b(?:what|which) (?:type|kind|sort|form)s? of\b",
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
 )

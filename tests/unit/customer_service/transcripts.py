@@ -179,12 +179,17 @@ GOOD = [
 ]  # fmt: skip
 
 PARTIAL = [
+    partial("asks what to offer", KETTLE, """
+        A: I'm sorry about your kettle. What is your order number?
+        C: KX-48213. So what do you offer?
+        A: Please let me know what kind of replacements I can offer.
+        C: And what can you offer me?""", 0.4, 0.5),
     partial("asks for whatever", KETTLE, """
         A: I'm sorry about your kettle. Can you please provide more information?
         C: All right. Do you need my order number?""", 0.2, 0.3),
     partial("asks, but does not come to an end", KETTLE, """
         A: I'm sorry about your kettle. Can you please provide your order number so that I can
-        C: KX-48213. So what do you offer?""", 0.4, 0.46),
+        C: KX-48213. So what do you offer?""", 0.2, 0.25),
     partial("sorry as a refusal", KETTLE, """
         A: I'm sorry, but I'm unable to assist with that.
         C: That does not help me. What do you need from me?""", 0.0, 0.0),
@@ -200,7 +205,7 @@ PARTIAL = [
         A: Could you please give me your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: I will look at it some day.
-        C: So what are you going to do for me?""", 0.3, 0.36),
+        C: So what are you going to do for me?""", 0.25, 0.25),
     partial("asks for something else", KETTLE, """
         A: I'm sorry about that. Could you tell me your phone number?
         C: Why would you need that? What else do you need from me?""", 0.2, 0.3),
@@ -208,7 +213,7 @@ PARTIAL = [
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: We can send you a replacement. Is that okay?
-        C: Yes, that works for me. Thank you.""", 0.7, 0.76),
+        C: Yes, that works for me. Thank you.""", 0.65, 0.72),
     partial("apology after the deal", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
@@ -220,19 +225,19 @@ PARTIAL = [
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We can give you a full refund. Is that okay?
-        C: I do not want a full refund. Your own policy says otherwise.""", 0.4, 0.5),
+        C: I do not want a full refund. Your own policy says otherwise.""", 0.5, 0.58),
     partial("the wrong remedy, then the right one", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We can give you a full refund. Is that okay?
         C: I do not want a full refund. Your own policy says otherwise.
         A: Then we will send you a replacement. Does that work for you?
-        C: Yes, that works for me. Thank you.""", 0.5, 0.7),
+        C: Yes, that works for me. Thank you.""", 0.6, 0.7),
     partial("two remedies to choose from", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: Would you like a refund or a replacement?
-        C: I do not want a full refund. Your own policy says otherwise.""", 0.4, 0.5),
+        C: I do not want a full refund. Your own policy says otherwise.""", 0.5, 0.58),
     partial("promises first, asks later", KETTLE, """
         A: I'm sorry about your kettle. We will send you a replacement. Is that okay?
         C: How? You know nothing about my case yet. What do you need from me?
