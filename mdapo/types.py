@@ -173,7 +173,7 @@ class MicroBatch:
 
     @property
     def num_tokens(self) -> int:
-        return int(self.cu_seqlens[-1])
+        return self.cu_seqlens[-1]
 
     @property
     def num_segments(self) -> int:
