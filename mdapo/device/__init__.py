@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, cast
+from typing import Any, Literal
 
 import torch
 
@@ -80,7 +80,8 @@ def available(kind: Kind) -> bool:
             importlib.import_module("torch_npu")
         except ImportError:
             return False
-        return bool(torch.npu.is_available())
+        npu: Any = getattr(torch, "npu")  # noqa: B009  torch_npu adds it
+        return bool(npu.is_available())
     return kind == "cpu" or torch.cuda.is_available()
 
 
@@ -94,12 +95,12 @@ def current() -> Device:
     forced = os.environ.get("MDAPO_DEVICE")
     if forced and forced not in KINDS:
         raise UserError(f"MDAPO_DEVICE={forced}: unknown device, use one of {', '.join(KINDS)}")
-    if forced and not available(cast(Kind, forced)):
+    if forced and not available(forced):
         raise UserError(
             f"MDAPO_DEVICE={forced}: this process sees no {forced} device; unset it to choose automatically, "
             "or install the torch build for it"
         )
-    kind = cast(Kind, forced) if forced else next(k for k in ("npu", "cuda", "cpu") if available(k))
+    kind = forced or next(k for k in reversed(KINDS) if available(k))
     return Device(kind, 0 if kind == "cpu" else int(os.environ.get("LOCAL_RANK", "0")))
 
 

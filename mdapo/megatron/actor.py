@@ -120,6 +120,7 @@ class Actor:
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
+        assert self.optimizer is not None, "a reference model is not trained"
         self.optimizer.zero_grad()
         with megatron_context():
             stored = self._run(micro_batches, partial(_loss, loss_fn), forward_only=False)
@@ -226,7 +227,9 @@ class Actor:
         mb, counts = item
         assert mb.num_tokens % self.layout.token_multiple == 0, "pad the pack to a multiple of layout.token_multiple"
         where = self.layout.device.torch_device
-        moved = {k: v.to(where, non_blocking=True) for k, v in vars(mb).items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {
+            k: v.to(where, non_blocking=True) for k, v in vars(mb).items() if isinstance(v, Tensor)
+        }
         return replace(mb, **moved), counts
 
 

@@ -78,8 +78,9 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout
     query, key, value = query.float(), key.float(), value.float()
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = (x.permute(1, 2, 0, 3) for x in (q, k, v))  # [B, heads, L, D]
-        out = F.scaled_dot_product_attention(*parts, is_causal=True, scale=scale, enable_gqa=q.shape[2] != k.shape[2])
+        grouped = q.shape[2] != k.shape[2]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))  # [B, heads, L, D]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         return out.permute(2, 0, 1, 3)
 
     if layout.cu_seqlens is None:
@@ -96,8 +97,10 @@ def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayou
 
     q, k, v = (x.squeeze(1) for x in (query, key, value))
     cu, longest, grouped = layout.cu_seqlens_device, max(layout.lengths), q.shape[1] != k.shape[1]
+    assert cu is not None
     causal = (-1, 0)  # keys to the left without limit, none to the right
     out = varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, window_size=causal, enable_gqa=grouped)
+    assert isinstance(out, Tensor)  # a tuple only where more was asked for
     return out.unsqueeze(1)
 
 

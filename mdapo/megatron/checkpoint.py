@@ -8,7 +8,7 @@ each named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ def load(actor: Actor, folder: Path) -> None:
     for optimizer in _distributed_optimizers(actor):
         for entry in optimizer.optimizer.state.values():
             entry["step"] = entry["step"].clone()  # loaded as one tensor shared by all parameters
+    assert actor.scheduler is not None
     actor.scheduler.load_state_dict(state["scheduler"])
 
 
@@ -69,6 +70,7 @@ def _sharded_state(actor: Actor, *, is_loading: bool) -> dict[str, Any]:
         return state
     models = {k: v for index in range(len(actor.chunks)) for k, v in _prefixed(state[f"model{index}"], index)}
     state["optimizer"] = actor.optimizer.sharded_state_dict(models, is_loading=is_loading, metadata=OPTIMIZER_METADATA)
+    assert actor.scheduler is not None, "a reference model has no state to save"
     state["scheduler"] = actor.scheduler.state_dict()
     return state
 
@@ -103,7 +105,7 @@ def _give_zero_state(adam: torch.optim.Optimizer) -> None:
 
 
 @contextmanager
-def _step_not_expected() -> Iterator[None]:
+def _step_not_expected() -> Generator[None]:
     """Let the reshardable load leave each parameter's ``step`` alone (it is restored from the parameter groups)."""
     original = DistributedOptimizer._set_main_param_and_optimizer_states
 

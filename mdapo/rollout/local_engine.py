@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,7 +254,7 @@ class LocalEngine:
 
 
 @contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
+def cpu_threads(count: int) -> Generator[None]:
     """Run with so many intra-op threads. Changing the number costs under a microsecond; only other work pays for it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

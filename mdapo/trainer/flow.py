@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.data.batching import plan_shares
@@ -107,6 +107,12 @@ class Trainer:
         ranks.destroy()
 
     @property
+    def lead(self) -> Rollout:
+        """Rank 0's rollout."""
+        assert self.rollout is not None, "only rank 0 has a rollout"
+        return self.rollout
+
+    @property
     def engine(self) -> Engine | None:
         return self.rollout.engine if self.rollout is not None else None
 
@@ -143,7 +149,7 @@ class Trainer:
 
     def collect(self) -> Collected | None:
         """The step's groups on rank 0, None elsewhere."""
-        return self.share_errors(lambda: self.rollout.collect(version=self.state.version, stop=self.stop))
+        return self.share_errors(lambda: self.lead.collect(version=self.state.version, stop=self.stop))
 
     def scatter(self, samples: Sequence[Sample]) -> list[list[MicroBatch]]:
         """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
@@ -162,10 +168,10 @@ class Trainer:
         """
         if len(mini_batches) * self.config.actor.ppo_epochs > 1:
             with self.timers("old_logps"):
-                mini_batches = [scored(self.actor, mini, "old_logps_R") for mini in mini_batches]
+                mini_batches = [scored(self.actor, mini, "old") for mini in mini_batches]
         if self.reference is not None:
             with self.timers("ref_logps"):
-                mini_batches = [scored(self.reference, mini, "ref_logps_R") for mini in mini_batches]
+                mini_batches = [scored(self.reference, mini, "ref") for mini in mini_batches]
         return mini_batches
 
     def sync(self) -> None:
@@ -176,7 +182,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """``eval/...`` on the validation prompts, on every rank; empty where there are none."""
         with self.timers("eval"):
-            found = self.share_errors(lambda: self.rollout.evaluate(step=self.state.step, stop=self.stop))
+            found = self.share_errors(lambda: self.lead.evaluate(step=self.state.step, stop=self.stop))
             return self.agree(found or {})
 
     def raise_if_stopped(self) -> None:
@@ -234,6 +240,9 @@ class Trainer:
             self.journal.say(text)
 
 
-def scored(actor: Actor, mini: list[MicroBatch], name: str) -> list[MicroBatch]:
-    """The micro-batches with the log-probs of ``actor`` under the field ``name``."""
-    return [replace(batch, **{name: logps_R}) for batch, logps_R in zip(mini, actor.logprobs(mini), strict=True)]
+def scored(actor: Actor, mini: list[MicroBatch], kind: Literal["old", "ref"]) -> list[MicroBatch]:
+    """The micro-batches with the log-probs of ``actor`` as their old or reference log-probs."""
+    pairs = zip(mini, actor.logprobs(mini), strict=True)
+    if kind == "old":
+        return [replace(batch, old_logps_R=logps_R) for batch, logps_R in pairs]
+    return [replace(batch, ref_logps_R=logps_R) for batch, logps_R in pairs]
