@@ -69,23 +69,30 @@ def run(spec: dict[str, Any], folder: Path) -> None:
         run={"threads": 1},
     )
     layout = layouts.init_distributed(cfg, TIMEOUT_S)
-    actor = Actor(cfg, layout)
+    actor = Actor(cfg, layout, trainable=not spec.get("score_only"))
     actor.load_hf(cfg.model.path)
     batches = micro_batches(spec, layout, actor.hf.vocab)
     logps, entropies = actor.score(batches)
     result: dict[str, Any] = {"logps": torch.cat(logps), "entropies": torch.cat(entropies)}
-    result["sums"] = actor.accumulate_gradients(batches, loss_fn)
-    if cfg.parallel.distributed_optimizer:
-        join_gradient_shards(actor, layout)
+    if not spec.get("score_only"):
+        result |= train(actor, batches)
+    if layout.rank == 0:
+        torch.save(result, folder / f"{spec['name']}.pt")
+    layouts.reset()
+
+
+def train(actor: Actor, batches: list[MicroBatch]) -> dict[str, Any]:
+    """Gradients before, weights after one optimizer step."""
+    result: dict[str, Any] = {"sums": actor.accumulate_gradients(batches, loss_fn)}
+    if actor.cfg.parallel.distributed_optimizer:
+        join_gradient_shards(actor, actor.layout)
     grads = actor.gathered(lambda parameter: parameter.main_grad)
     result["grads"] = {n: t.float().clone() for slot, full in grads for n, t in zip(slot.hf_names, full, strict=True)}
     stats = actor.update(batches, loss_fn)
     result |= {"loss": stats.loss, "grad_norm": stats.grad_norm, "metrics": stats.metrics, "skipped": stats.skipped}
     result |= {"micro_batches": len(batches), "tokens": [mb.num_tokens for mb in batches]}
     result["weights"] = {name: tensor.float().clone() for name, tensor in actor.export()}
-    if layout.rank == 0:
-        torch.save(result, folder / f"{spec['name']}.pt")
-    layouts.reset()
+    return result
 
 
 if __name__ == "__main__":
