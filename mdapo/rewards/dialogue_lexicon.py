@@ -240,6 +240,9 @@ REPORTED = _any(
     r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",
     r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
     r"\b(?:what|which) (?:type|kind|sort|form)s? of\b",
+    r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect|demand) (?:a|an|the|my)\b",
+    r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect) to (?:have|get|request|receive)\b",
+    r"\b(?:ask|asking|contact \w+|wait) (?:us |me |them )?for\b",
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
 )

@@ -17,6 +17,8 @@ ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
 ECHO_GRAM = 6
 REPEAT_SHARE = 0.65  # of a turn's word triples that an earlier turn of the agent has too
 MAX_SENTENCES = 3
+MANY_DETAILS = 3  # asked for in one turn
+MANY_REMEDIES = 3  # named in one turn
 MIN_FUNCTION_WORDS = 0.25
 MAX_DIGRESSION = 0.5
 
@@ -24,6 +26,7 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9'’#-]*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*|\n")
 _CLAUSE = re.compile(r"[,;:]| but | however | although | though | so | and (?=we|i|you)")
 _CODE = re.compile(r"\b(?:[a-z]{1,4}[-#]?\d{2,}[a-z0-9-]*|\d[\d-]{3,}\d|\d{4,})\b|[\w.]+@[\w.]+|\bwww\.|https?:")
+_PERCENT = re.compile(r"\b\d+(?= ?(?:%|percent))")
 _YEAR = re.compile(r"(?:19|20)\d\d$")
 _SPEAKER = re.compile(r"(?:^|[\n.!?\"]\s*)\**(?:customer|user|client|buyer|shopper|caller|me)\**\s*:", re.I)
 _PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}", re.I)
@@ -31,6 +34,11 @@ _PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}",
 _IN_HAND = re.compile(
     r"\b(?:thank(?:s| you) for"
     r"|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$"
+)
+# "My order number", "the customer's order number", "ask for the order number": not said to the customer.
+_NOT_YOURS = re.compile(
+    r"\b(?:my|their|his|her|customers?'?s?) (?:\w+ )?$"
+    r"|(?<!may i )(?<!must )(?<!have to )(?<!i will )(?<!let me )\bask (?:\w+ ){0,2}for (?:\w+ ){0,2}$"
 )
 # The agent speaking as if it had bought the thing.
 _CUSTOMER_VOICE = re.compile(
@@ -155,7 +163,7 @@ def asks_for(sentence: str, detail: str) -> bool:
     before, after = sentence[: found.start()], sentence[found.end() :]
     if re.match(r"(?: is| was|:| #)+ ?[#\w-]*\d", after) or _negated(before):
         return False
-    if _IN_HAND.search(before):
+    if _IN_HAND.search(before) or _NOT_YOURS.search(before):
         return False
     return bool("?" in sentence or lexicon.REQUEST.search(before) or lexicon.REQUEST.search(sentence[: found.end()]))
 
@@ -217,13 +225,22 @@ def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
         return "gibberish"
     if _invents(text, heard):
         return "invention"
-    if sum(names(text, remedy) for remedy in lexicon.REMEDIES) >= 3:
+    if _lists(text):
         return "listing"
     if any(_repeats(own, words(earlier)) for earlier in said):
         return "repetition"
     if any(_echoes(own, words(other)) for other in heard):
         return "echo"
     return ""
+
+
+def _lists(text: str) -> bool:
+    """Several remedies or several details at once, in the hope that one of them fits."""
+    said = sentences(text)
+    asked = sum(any(asks_for(s, detail) for s in said) for detail in lexicon.DETAILS)
+    named = sum(names(text, remedy) for remedy in lexicon.REMEDIES)
+    hinted = sum(any(offers(s, remedy, right=True) for s in said) for remedy in lexicon.REMEDIES)
+    return asked >= MANY_DETAILS or named >= MANY_REMEDIES or hinted > MANY_REMEDIES
 
 
 def _gibberish(text: str, own: list[str]) -> bool:
@@ -247,10 +264,13 @@ def _gibberish(text: str, own: list[str]) -> bool:
 
 
 def _invents(text: str, heard: Sequence[str]) -> bool:
-    """A number, code, mail or web address that nobody gave."""
+    """A number, code, percentage, mail or web address that nobody gave."""
     known = " ".join(plain(other) for other in heard)
-    codes = (found.group(0) for found in _CODE.finditer(plain(text)))
-    return any(code.strip("-#.") not in known and not _YEAR.match(code) for code in codes)
+    codes = (found.group(0).strip("-#.") for found in _CODE.finditer(plain(text)))
+    shares = (found.group(0) for found in _PERCENT.finditer(plain(text)))
+    return any(code not in known and not _YEAR.match(code) for code in codes) or any(
+        share not in known and share != "100" for share in shares
+    )
 
 
 def _grams(own: Sequence[str], n: int) -> set[tuple[str, ...]]:

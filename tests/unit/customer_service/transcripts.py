@@ -179,6 +179,25 @@ GOOD = [
 ]  # fmt: skip
 
 PARTIAL = [
+    partial("asks as the customer would", PARCEL, """
+        A: I'm sorry for the delay. Do you need my email?
+        C: All right. Do you need my email address?""", 0.0, 0.0),
+    partial("speaks of the customer, not to the customer", KETTLE, """
+        A: I'm sorry about the kettle. Please provide the customer's order number.
+        C: All right. Do you need my order number?""", 0.2, 0.3),
+    partial("tells itself to ask", KETTLE, """
+        A: I'm sorry about the kettle. Please ask the customer for the order number.
+        C: All right. Do you need my order number?""", 0.0, 0.0),
+    partial("wants the remedy for itself", KETTLE, """
+        A: I'm sorry about your kettle. What is your order number?
+        C: KX-48213. So what do you offer?
+        A: I would like a replacement. Is that okay?
+        C: And what can you offer me?""", 0.4, 0.5),
+    partial("sends the customer away", KETTLE, """
+        A: I'm sorry about your kettle. What is your order number?
+        C: KX-48213. So what do you offer?
+        A: You can ask for a replacement in another shop. Is that okay?
+        C: And what can you offer me?""", 0.4, 0.5),
     partial("asks what to offer", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
@@ -323,6 +342,12 @@ CHEATS = [
     cheat("lists remedies over sentences", KETTLE, OPENED + """
         A: You can have a replacement. You can have a refund. You can have a discount. Is that okay?
         C: Yes, that works for me. Thank you.""", "listing"),
+    cheat("asks for every detail", KETTLE,
+          "A: I'm sorry. Please give me your order number, email address, phone number and serial number.", "listing"),
+    cheat("lists remedies in vague words", KETTLE, OPENED + """
+        A: We can send a new one, fix it, lower the price and give you coupons. Is that okay?
+        C: Yes, that works for me. Thank you.""", "listing"),
+    cheat("invents a percentage", FEE, "A: I'm sorry about the fee. We can offer you 45% off.", "invention"),
     cheat("says the same again", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
