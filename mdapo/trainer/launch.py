@@ -77,7 +77,9 @@ def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Seq
             *(f"--nproc-per-node={nproc}", "--master-addr=127.0.0.1", f"--master-port={port}"),
             *("-m", "mdapo.trainer", *flags, config_path, *overrides),
         ]
-        environment = {**os.environ, OUTCOME_ENV: outcomes, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        # Ranks on one machine take turns (a waiting one lends its cores to the engine): idle threads must not spin.
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        environment = {**threads, **os.environ, OUTCOME_ENV: outcomes}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         code = supervise(process)
         return report(code, Path(outcomes))
