@@ -16,16 +16,17 @@ from mdapo.types import EndReason, Message, Prompt
 REPLIES: dict[str, tuple[str, ...]] = {
     "gives": (
         "It is {value}. What can you offer me?",
-        "Here you go: {value}. What will you do for me?",
+        "Here you go: {value}. Can you offer me {right}?",
         "{value}. So what do you offer?",
-        "Sure, {value}. What happens now?",
+        "Sure, {value}. Your site says that you offer {right}?",
+        "It is {value}. What happens now?",
     ),
     "gives_cross": (
         "It is {value}. Not even an apology? What can you offer me?",
-        "{value}. You could say sorry. What will you do for me?",
-        "Fine: {value}. I am still angry. So what do you offer?",
+        "{value}. You could say sorry. Can you offer me {right}?",
+        "Fine: {value}. Are you not even sorry? So what do you offer?",
     ),
-    "told_already": ("I told you: {value}. What can you offer me?", "As I said, {value}. So what do you offer?"),
+    "told_already": ("I told you: {value}. Can you offer me {right}?", "As I said, {value}. So what do you offer?"),
     "why_that": (
         "Why would you need that? Do you not need my {detail}?",
         "I do not see how that helps. Which other details do you need?",

@@ -143,7 +143,7 @@ DETAILS: dict[str, Detail] = {
     "address": Detail(
         ("delivery address", "home address", "shipping address"),
         _any(
-            r"(?<!mail )(?<!-mail )\baddress\b",
+            r"(?<!mail )(?<!-mail )\baddress\b(?! (?:your|the|this|that|any|it|these|all)\b)",
             r"\bwhere (?:do|did|should|can|are|is) (?:you|we|i|it) (?:live|living|ship|send|deliver)",
         ),
     ),
@@ -197,24 +197,38 @@ ACKNOWLEDGED = _any(
     r"\b(?:inconvenience|trouble|frustrat\w+|problem|issue|mistake|error|delay|experience|mix-?up|upset|disappoint\w+)\b",
 )
 
-REQUEST = _any(
-    r"\b(?:can|could|would|will|may|might) (?:you|i|we)\b",
-    r"\bplease\b",
-    r"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also)* (?:need|require|like|want)\b",
-    r"(?:^|\b(?:just|first|and|now|then|so) )(?:tell|give|send|share|provide|show)(?: \w+){0,3} (?:me|us|your|the|a)\b",
-    r"\blet (?:me|us) (?:know|have)\b",
-    r"\b(?:what|which|when|where)(?:'s| is| was| are)\b",
-    r"\b(?:what|which|when|where)\b.*\b(?:do|did) you\b",
-    r"\bdo you (?:\w+ )?(?:have|know|remember)\b",
-    r"\bhave you got\b",
-    r"\bplease (?:provide|share|send|give|tell)\b",
+# Words that may stand between a request and what is requested ("give me the full order number of your ...").
+_BETWEEN = (
+    r"(?:(?:,|me|us|with|the|that(?! the| your)|your|a|an|please|correct|full|original|exact|valid|of|for|own|name|"
+    r"email|phone|and|or|to|know|what|is|here|also|about|(?:your|the) [\w'-]+|back|by|through|both|first|clear|quick|"
+    r"kindly|now)[ ,]*){0,7}$"
 )
+_HAND_OVER = (
+    r"(?:provide|share|send|give|tell|show|enter|state|supply|submit|confirm|include|email|message|reply with|"
+    r"respond with|let (?:me|us) (?:know|have)|attach|upload|specify|write)"
+)
+# What comes before the detail when it is asked for; each ends where the detail begins.
+REQUEST = _any(
+    rf"\b(?:please|can you|could you|would you|will you|just|kindly|need you to) (?:\w+ )?{_HAND_OVER} {_BETWEEN}",
+    rf"(?:^|[,;:] ?|\b(?:so|and|now|then|first) )(?:just |please |kindly )?{_HAND_OVER} {_BETWEEN}",
+    rf"\b(?:may|can|could|might) (?:i|we) (?:\w+ )?(?:have|get|know|ask(?: you)? for|take|see|request) {_BETWEEN}",
+    rf"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also| still| must| have)* "
+    rf"(?:need|require|like|want|(?:to )?ask)(?: you)?(?: for)?(?: to)?"
+    rf"(?: (?:know|have|get|see|take|{_HAND_OVER}))? {_BETWEEN}",
+    rf"\b(?:what|which)(?:'s| is| was| are)? {_BETWEEN}",
+    rf"\bdo you (?:\w+ ){{0,2}}(?:have|know|remember) {_BETWEEN}",
+    rf"\bwould you mind (?:telling|giving|sending|sharing|providing) {_BETWEEN}",
+    rf"\b(?:can|could) you (?:\w+ )?(?:find|look up|check) {_BETWEEN}",
+    rf"\bhave you got {_BETWEEN}",
+)
+# "Your order number, please?"
+BARE_REQUEST = re.compile(r"^(?:and |so |thank you, |thanks, |please, )?(?:your|the) (?:\w+ )?$")
 
 # Asks the customer for information of some kind.
 INQUIRY = _any(
-    r"\b(?:can|could|would|will) you (?:\w+ )?(?:provide|specify|tell|give|share|send|confirm|explain|describe)\b",
+    r"\b(?:can|could|would|will) you (?:\w+ )?(?:provide|specify|tell|give|share|send|explain|describe)\b",
     r"\b(?:can|could|would|will) you (?:please )?let (?:me|us) know\b",
-    r"\bplease (?:\w+ )?(?:provide|specify|tell|give|share|send|confirm|explain|describe|let (?:me|us) know)\b",
+    r"\bplease (?:\w+ )?(?:provide|specify|tell|give|share|send|describe)\b",
     r"\b(?:what|which) (?:is|was|are) (?:your|the)\b.*\?",
     r"\b(?:can|may|could) (?:i|we) (?:please )?(?:have|ask|get|know)\b",
 )
@@ -227,6 +241,7 @@ OFFER = _any(
     r"\byou(?:'ll| will| can| may| could| are| qualify|'re| get| receive)\b",
     r"\bwould you (?:\w+ )?(?:like|prefer|want|accept|be)\b",
     r"\b(?:do|did) you (?:want|accept|prefer|agree)\b",
+    r"\bif you(?:'d| would) like\b",
     r"\b(?:how|what) about\b",
     r"\b(?:shall|can|may|could|should) (?:i|we)\b",
     r"\blet (?:me|us) (?!know)\w+\b",
@@ -243,6 +258,8 @@ REPORTED = _any(
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect|demand) (?:a|an|the|my)\b",
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect) to (?:have|get|request|receive)\b",
     r"\b(?:ask|asking|contact \w+|wait) (?:us |me |them )?for\b",
+    r"\byou(?:'ll| will| can| are|'re)? (?:be |now )?(?:offering|providing|giving|sending|replacing|refunding)\b",
+    r"\bplease (?:\w+ )?(?:confirm that|accept that|provide|offer|present|submit|proceed|ensure|send|give)\b[^,;]*$",
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
 )

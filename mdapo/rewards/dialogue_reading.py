@@ -35,6 +35,10 @@ _IN_HAND = re.compile(
     r"\b(?:thank(?:s| you) for"
     r"|(?<!may )(?<!can )(?<!could )(?<!should )(?:i|we) (?:have|got|see|received|found|checked)) (?:\w+ ){0,3}$"
 )
+# "Your order number is correct", "your order number: 123".
+_STATED = re.compile(r"(?: is| was| has| will)\b(?!\W*$)|[:# ]+[\w-]*\d")
+# "A refund is not possible".
+_DENIED = re.compile(r" (?:(?:is|are|will|can|would|was)(?: be)?(?:n't| not\b)|won't|cannot)")
 # "My order number", "the customer's order number", "ask for the order number": not said to the customer.
 _NOT_YOURS = re.compile(
     r"\b(?:my|their|his|her|customers?'?s?) (?:\w+ )?$"
@@ -157,15 +161,18 @@ def _is_sorry(sentence: str) -> bool:
 
 def asks_for(sentence: str, detail: str) -> bool:
     """Whether a sentence requests the detail, rather than mentions, states or declines it."""
-    found = lexicon.DETAILS[detail].forms.search(sentence)
-    if not found:
-        return False
-    before, after = sentence[: found.start()], sentence[found.end() :]
-    if re.match(r"(?: is| was|:| #)+ ?[#\w-]*\d", after) or _negated(before):
-        return False
-    if _IN_HAND.search(before) or _NOT_YOURS.search(before):
-        return False
-    return bool("?" in sentence or lexicon.REQUEST.search(before) or lexicon.REQUEST.search(sentence[: found.end()]))
+    for found in lexicon.DETAILS[detail].forms.finditer(sentence):
+        before, after = sentence[: found.start()], sentence[found.end() :]
+        if _negated(before) or _IN_HAND.search(before) or _NOT_YOURS.search(before) or _STATED.match(after):
+            continue
+        if re.match(r"(?:what|which|when|where)\b", found.group(0)):  # "which email", "when did you buy"
+            asked = "?" in sentence or lexicon.REQUEST.search(before) or before.rstrip(" ,").endswith("know")
+        else:
+            bare = lexicon.BARE_REQUEST.search(before) and re.search(r"\?|please", sentence)
+            asked = lexicon.REQUEST.search(before) or bare
+        if asked:
+            return True
+    return False
 
 
 def offers(sentence: str, remedy: str, *, right: bool) -> bool:
@@ -175,6 +182,8 @@ def offers(sentence: str, remedy: str, *, right: bool) -> bool:
     for found in (match for pattern in patterns for match in pattern.finditer(sentence)):
         clause_start = max((m.end() for m in _CLAUSE.finditer(sentence, 0, found.start())), default=0)
         if _negated(sentence[clause_start : found.start()]) or lexicon.REPORTED.search(sentence[: found.start()]):
+            continue
+        if _DENIED.match(sentence[found.end() :]):
             continue
         if lexicon.OFFER.search(sentence):
             return True
@@ -237,7 +246,8 @@ def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
 def _lists(text: str) -> bool:
     """Several remedies or several details at once, in the hope that one of them fits."""
     said = sentences(text)
-    asked = sum(any(asks_for(s, detail) for s in said) for detail in lexicon.DETAILS)
+    asking = " ".join(s for s in said if any(asks_for(s, detail) for detail in lexicon.DETAILS))
+    asked = sum(bool(detail.forms.search(asking)) for detail in lexicon.DETAILS.values())
     named = sum(names(text, remedy) for remedy in lexicon.REMEDIES)
     hinted = sum(any(offers(s, remedy, right=True) for s in said) for remedy in lexicon.REMEDIES)
     return asked >= MANY_DETAILS or named >= MANY_REMEDIES or hinted > MANY_REMEDIES

@@ -25,7 +25,7 @@ def test_conversation_is_judged_as_a_person_would(case) -> None:
     score = customer_service(case.messages, case.prompt, "done")
     fault = follow(Facts.of(case.prompt.ground_truth), case.messages).fault
     assert (fault, score.outcome) == (case.fault, float(case.success))
-    assert case.low <= score.value <= case.high, score
+    assert case.low - 1e-9 <= score.value <= case.high + 1e-9, score
 
 
 def test_there_are_enough_conversations_of_each_sort() -> None:
