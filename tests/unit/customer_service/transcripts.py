@@ -271,12 +271,12 @@ PARTIAL = [
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: I understand that you want a replacement. I will ask whether a replacement is possible.
-        C: And what can you offer me?""", 0.4, 0.5),
+        C: And what can you offer me?""", 0.55, 0.55),
     partial("refuses the right remedy", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We cannot send you a replacement. Is that okay?
-        C: And what can you offer me?""", 0.4, 0.5),
+        C: And what can you offer me?""", 0.55, 0.55),
     partial("mentions the detail, does not ask", KETTLE, """
         A: I'm sorry about your kettle. Thank you for your order number.
         C: All right. Do you need my order number?""", 0.1, 0.1),
@@ -289,7 +289,7 @@ PARTIAL = [
         A: We can send you a replacement.
         C: Do you want to know if that is okay with me?
         A: Goodbye for now and have a nice day.
-        C: This leads nowhere. Goodbye.""", 0.7, 0.8),
+        C: This leads nowhere. Goodbye.""", 0.85, 0.85),
     partial("speaks as the customer", KETTLE, """
         A: I ordered a kettle too and I'm sorry. What is my order number?
         C: Sorry, I do not follow you. Can you help me or not?""", 0.0, 0.0),
