@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # One training step in every parallel layout against one rank, as a table; exits non-zero above 1e-5.
-# Usage: scripts/parity.sh [--model HF_FOLDER]
+#   bash scripts/parity.sh [--model FOLDER]     FOLDER: also compare a real model's log-probs with transformers'
 set -euo pipefail
-cd "$(dirname "$0")/.."
-python=${MDAPO_PYTHON:-.venv/bin/python}
-[ -x "$python" ] || { bash scripts/install.sh; }
-PYTHONPATH="$PWD" OMP_NUM_THREADS=1 exec "$python" tests/distributed/parity.py "$@"
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+bash scripts/install.sh
+export PYTHONPATH=$root OMP_NUM_THREADS=1
+exec "${VENV:-$root/.venv}/bin/python" tests/distributed/parity.py "$@"
