@@ -8,6 +8,7 @@ each named.
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from mdapo.device import megatron_context
@@ -30,7 +33,7 @@ def save(actor: Actor, folder: Path) -> None:
     """Collective: every rank writes its shards into ``folder`` (on a file system that all ranks share)."""
     folder.mkdir(exist_ok=True)
     torch.distributed.barrier()
-    with megatron_context():
+    with megatron_context(), _written_in_this_process():
         dist_checkpointing.save(_sharded_state(actor, is_loading=False), str(folder), ("torch_dist", 1))
 
 
@@ -78,6 +81,35 @@ def _sharded_state(actor: Actor, *, is_loading: bool) -> dict[str, Any]:
 def _model(chunk: Any) -> Any:
     """Without the wrapper that only a trained model has."""
     return getattr(chunk, "module", chunk)
+
+
+@contextmanager
+def _written_in_this_process() -> Generator[None]:
+    """Core writes even a synchronous checkpoint in forked processes, and keeps one more running for their answers: it
+    outlives a rank that is killed, holding its pipes, and a writer that is killed is waited for without end."""
+    write, answers = FileSystemWriterAsync.write_preloaded_data_multiproc, filesystem_async._get_write_results_queue
+    FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(_write)
+    filesystem_async._get_write_results_queue = queue.SimpleQueue
+    try:
+        yield
+    finally:
+        FileSystemWriterAsync.write_preloaded_data_multiproc = staticmethod(write)
+        filesystem_async._get_write_results_queue = answers
+
+
+def _write(
+    transforms: list[Any], use_msc: bool, rank: int, buckets: list[Any], answers: queue.SimpleQueue[Any]
+) -> None:
+    """Every bucket of this rank, one after the other; core wants a mapping of results, or one exception."""
+    results: dict[int, Any] = {}
+    for index, bucket in enumerate(buckets):
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pending: queue.Queue[int] = queue.Queue()
+        pending.put(index)
+        FileSystemWriterAsync.write_preloaded_data(transforms, index, bucket, answer, pending, use_fsync=True)
+        results[index] = answer.get()[1]
+    failed = [result for result in results.values() if isinstance(result, Exception)]
+    answers.put(failed[0] if failed else results)
 
 
 def _prefixed(model: dict[str, Any], index: int) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from mdapo.errors import UserError
 
@@ -107,16 +107,19 @@ def read_shape(folder: Path) -> ModelShape:
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stream the weights of all safetensors files of a folder. ``UserError`` when there are none."""
+    """Stream the weights of all safetensors files of a folder. ``UserError`` when there are none, or one is damaged."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(
             f"{folder}: no *.safetensors; save the model with save_pretrained(..., safe_serialization=True)"
         )
     for file in files:
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a mapping
-                yield name, weights.get_tensor(name)
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 - not a mapping
+                    yield name, weights.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{file}: cannot be read: {error}") from error
 
 
 class WeightAssembler:

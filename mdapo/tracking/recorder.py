@@ -35,7 +35,7 @@ class Recorder:
         if not episodes:
             return
         folder = self._run_dir / "episodes"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         records = [describe(step, episode) for episode in episodes]
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         _replace(folder / f"{kind}_{step:06d}.jsonl", lines)

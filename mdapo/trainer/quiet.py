@@ -12,6 +12,8 @@ KNOWN = {
     r"full scope is deprecated": UserWarning,
     # The stand-in for CUDA tensors passes every attribute of a tensor on; nobody wants the gradient of an inner one.
     r"The \.grad attribute of a Tensor that is not a leaf Tensor": UserWarning,
+    # Core's checkpoints are made of torch's ShardedTensor.
+    r"Please use DTensor instead": FutureWarning,
     # Core 0.16.1 calls collectives by names that torch 2.13 renamed; they do the same.
     r"`torch\.distributed\.\w+` is deprecated": FutureWarning,
 }

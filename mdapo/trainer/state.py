@@ -98,7 +98,8 @@ def resume(t: Trainer) -> bool:
         assert t.journal is not None and t.rollout is not None
         if not t.only_evaluate:
             t.rollout.restore(folder, found["rollout"])
-        t.journal.start(step=t.state.step, offset=found["metrics_offset"])
+        noted = t.state.step - (t.state.waiting is not None)
+        t.journal.start(step=noted, offset=found["metrics_offset"])
         t.journal.say(f"weights of step {t.state.step}, from {folder}")
 
     t.share_errors(restore)

@@ -19,30 +19,33 @@ from mdapo.types import EndReason, Message, Prompt
 
 
 class Echo:
-    """Answers once with how long the reply was. ``pause_s`` slows each turn, ``marker`` is a file it makes then."""
+    """Answers once with how long the reply was. While the file that ``SLOW`` names is there, turns take a while."""
 
-    def __init__(self, prompt: Prompt, *, seed: int, pause_s: float = 0.0, marker: str | None = None) -> None:
-        self.prompt, self.pause_s, self.marker = prompt, pause_s, marker
+    def __init__(self, prompt: Prompt, *, seed: int) -> None:
+        self.prompt = prompt
 
     def opening(self) -> tuple[Message, ...]:
         return self.prompt.messages
 
     def observe(self, messages: Sequence[Message]) -> Observation:
-        if self.marker is not None:
-            Path(self.marker).touch()
-        time.sleep(self.pause_s)
+        if "SLOW" in os.environ and Path(os.environ["SLOW"]).exists():
+            Path(os.environ["SLOW"] + ".noticed").touch()
+            time.sleep(0.5)
         return Observation((Message("user", f"Only {len(messages[-1].content)}?"),))
 
 
-def vowels(messages: Sequence[Message], prompt: Prompt, end: EndReason, *, constant: bool = False) -> dict[str, float]:
-    """The share of vowels in what the policy wrote, so that two replies differ; the same for all if ``constant``."""
+def vowels(
+    messages: Sequence[Message], prompt: Prompt, end: EndReason, *, same_for: Sequence[str] = ()
+) -> dict[str, float]:
+    """The share of vowels in what the policy wrote; one for all replies to a question with a word of ``same_for``."""
     said = "".join(m.content for m in messages if m.role == "assistant").lower()
-    share = 0.5 if constant else sum(c in "aeiou" for c in said) / (len(said) + 1)
+    same = any(word in prompt.messages[0].content for word in same_for)
+    share = 0.5 if same else sum(c in "aeiou" for c in said) / (len(said) + 1)
     return {"score": share, "acc": share}
 
 
-def die(*_: Any, **__: Any) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def end(signum: int) -> Callable[..., None]:
+    return lambda *_, **__: os.kill(os.getpid(), signum)
 
 
 def at_call(number: int, act: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,21 +62,8 @@ def at_call(number: int, act: Callable[..., Any], then: Callable[..., Any]) -> C
     return counted
 
 
-def sabotage(what: str, number: int) -> None:
-    from mdapo.trainer import flow, state
-
-    if what == "die-before-commit":  # all files written, the commit not yet there
-        state.close_commit = at_call(number, die, state.close_commit)
-    elif what == "die-in-sync":
-        flow.sync_weights = at_call(number, die, flow.sync_weights)
-    elif what == "nan-loss":  # on this rank alone, in the first so many micro-batches
-        make_loss_fn = flow.make_loss_fn
-        flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
-    else:
-        raise AssertionError(what)
-
-
 def poisoned(loss_fn: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """``loss_fn``, whose first ``times`` losses are not finite."""
     calls = 0
 
     def with_nan(*args: Any) -> Any:
@@ -85,6 +75,23 @@ def poisoned(loss_fn: Callable[..., Any], times: int) -> Callable[..., Any]:
     return with_nan
 
 
+def sabotage(what: str, number: int) -> None:
+    from mdapo.rollout.dynamic_batch import DynamicBatch
+    from mdapo.trainer import flow, state
+
+    if what == "killed-before-commit":  # all files are written, the commit is not there yet
+        state.close_commit = at_call(number, end(signal.SIGKILL), state.close_commit)
+    elif what == "terminated-in-sync":
+        flow.sync_weights = at_call(number, end(signal.SIGTERM), flow.sync_weights)
+    elif what == "terminated-in-evaluation":
+        DynamicBatch.evaluate = at_call(number, end(signal.SIGTERM), DynamicBatch.evaluate)
+    elif what == "nan-loss":  # on this rank alone
+        make_loss_fn = flow.make_loss_fn
+        flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
+    else:
+        raise AssertionError(what)
+
+
 if "SABOTAGE" in os.environ and "mdapo.trainer.flow" in sys.modules:  # not in the reward processes
     _what, _, _number = os.environ["SABOTAGE"].partition(":")
-    sabotage(_what, int(_number or 1))
+    sabotage(_what, int(_number))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONFIG = """
-run: {{name: run, seed: 3, total_steps: 6, save_every: 1, keep_checkpoints: 9, threads: 1, init_timeout_s: 60}}
+run: {{seed: 3, total_steps: 6, save_every: 1, eval_every: 4, keep_checkpoints: 9, threads: 1, init_timeout_s: 60}}
 model: {{path: {model}, dtype: float32, max_context: 96}}
 data:
   train_files: [{train}]
@@ -75,9 +76,8 @@ def save_model(folder: Path) -> Path:
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {
-        token: i for i, token in enumerate(["<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
-    }
+    tokens = ["<|im_start|>", "<|im_end|>", "<|spare|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]  # an odd number
+    vocab = {token: i for i, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -110,18 +110,21 @@ class Outcome:
 class Command:
     """One ``mdapo`` command in processes of its own. ``wait`` has a deadline and leaves no process behind."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, file_limit_bytes: int | None = None, **environment: str) -> None:
+        """``file_limit_bytes``: no file grows beyond it, as on a disk that is full."""
+
+        def limit() -> None:
+            if file_limit_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
+
         self.started = time.monotonic()
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MDAPO_DEVICE": "cpu", **environment}
-        for name in ("MASTER_PORT", "MASTER_ADDR", "SABOTAGE"):
-            if name not in environment:
-                env.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mdapo.cli", *arguments],
-            env=env,
+            env=rank_environment(**environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=limit,
         )
 
     @property
@@ -153,8 +156,14 @@ class Command:
         return Outcome(self.process.returncode, out, err, time.monotonic() - self.started)
 
 
-def mdapo(*arguments: str, deadline_s: float = DEADLINE_S, **environment: str) -> Outcome:
-    return Command(*arguments, **environment).wait(deadline_s=deadline_s)
+def rank_environment(**more: str) -> dict[str, str]:
+    """The environment of a command: this one without what would lead it elsewhere."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("MASTER_PORT", "MASTER_ADDR", "SABOTAGE", "SLOW")}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MDAPO_DEVICE": "cpu", **more}
+
+
+def mdapo(*arguments: str, file_limit_bytes: int | None = None, **environment: str) -> Outcome:
+    return Command(*arguments, file_limit_bytes=file_limit_bytes, **environment).wait()
 
 
 def wait_for(condition: Callable[[], object], *, deadline_s: float = DEADLINE_S) -> None:
