@@ -88,10 +88,12 @@ INVITES = [
     "Is that okay?", "Would that work for you?", "Does this sound good?", "Shall I go ahead?", "Do you agree?",
     "Please let me know if that is fine.", "Would you like that?", "Can you confirm?", "Is it alright with you?",
     "I hope this is okay for you.", "How does that sound?", "Are you happy with that?", "Would you accept this?",
+    "Please confirm.", "Please confirm if you agree.", "Please confirm that you agree.", "Could you confirm this?",
 ]  # fmt: skip
 NOT_INVITES = [
     "Thank you for your patience.", "Is there anything else?", "What is your order number?", "I'm happy to help.",
     "How can I help you?", "Have a nice day.", "We work hard for you.", "Can you tell me more?",
+    "Please confirm that your order number is right.", "Please confirm your address.", "Please accept that it is late.",
 ]  # fmt: skip
 
 
