@@ -74,7 +74,7 @@ class CustomerService:
     ``easy_share``: of customers who accept a right offer unasked; the others say yes only when the agent asks them.
     """
 
-    def __init__(self, prompt: Prompt, *, seed: int, patience: int = 2, easy_share: float = 0.5) -> None:
+    def __init__(self, prompt: Prompt, *, seed: int, patience: int = 2, easy_share: float = 0.7) -> None:
         if patience < 1:
             raise ValueError(f"customer_service: patience must be at least 1, got {patience}")
         self._prompt = prompt

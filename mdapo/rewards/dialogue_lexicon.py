@@ -290,6 +290,7 @@ INVITATION = _any(
     r"\bif (?:that|this|it)(?:'s| is| works| suits| sounds)\b",
     r"\bif you (?:agree|accept|like|are happy|are ok|are okay)\b",
     r"\b(?:ok|okay|alright|all right|agreed|deal|right) ?\?",
+    r"\b(?:await|wait for|need|like to have) your (?:confirmation|agreement|approval|okay|consent|yes)\b",
 )
 
 # The simulated customer says one of these to accept; the grader knows a confirmation by them.

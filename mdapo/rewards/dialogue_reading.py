@@ -26,7 +26,10 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9'’#-]*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*|\n")
 _CLAUSE = re.compile(r"[,;:]| but | however | although | though | so | and (?=we|i|you)")
 _CODE = re.compile(r"\b(?:[a-z]{1,4}[-#]?\d{2,}[a-z0-9-]*|\d[\d-]{3,}\d|\d{4,})\b|[\w.]+@[\w.]+|\bwww\.|https?:")
-_PERCENT = re.compile(r"\b\d+(?= ?(?:%|percent))")
+_AMOUNT = re.compile(r"\b\d+(?= ?(?:%|percent|dollars?|euros?|pounds?|usd|eur))|(?<=[$€£])\d+|(?<=[$€£] )\d+")
+# The customer wants to know whether it is asked; "yes" then asks it.
+_ASKED_BACK = re.compile(r"\b(?:okay with me|if i agree|should i say yes)\b")
+_YES = re.compile(r"^(?:yes|yeah|exactly|sure|of course|correct|right|please do|i am|i do|that's right)\b")
 _YEAR = re.compile(r"(?:19|20)\d\d$")
 _SPEAKER = re.compile(r"(?:^|[\n.!?\"]\s*)\**(?:customer|user|client|buyer|shopper|caller|me)\**\s*:", re.I)
 _PLACEHOLDER = re.compile(r"\[[^\]]{2,}\]?|<[a-z_ ]{3,}>|\{[a-z_ ]{3,}\}|_{3,}", re.I)
@@ -130,7 +133,7 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
         apology=apology(text, facts.topic),
         asks=asked,
         offers=offered,
-        invites=any(invites(s) for s in sentences(text)),
+        invites=any(invites(s) for s in sentences(text)) or _says_yes(text, heard),
         inquires=bool(asked) or any(lexicon.INQUIRY.search(s) for s in sentences(text)),
         brief=len(sentences(text)) <= MAX_SENTENCES and text.rstrip(" \"'")[-1:] in tuple(".?!"),
         off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
@@ -205,6 +208,10 @@ def invites(sentence: str) -> bool:
     return bool(lexicon.INVITATION.search(sentence))
 
 
+def _says_yes(text: str, heard: Sequence[str]) -> bool:
+    return bool(heard and _ASKED_BACK.search(plain(heard[-1])) and _YES.match(plain(text)))
+
+
 def accepts(text: str) -> bool:
     """Whether a customer's message agrees."""
     said = plain(text)
@@ -274,10 +281,10 @@ def _gibberish(text: str, own: list[str]) -> bool:
 
 
 def _invents(text: str, heard: Sequence[str]) -> bool:
-    """A number, code, percentage, mail or web address that nobody gave."""
+    """A number, code, amount, percentage, mail or web address that nobody gave."""
     known = " ".join(plain(other) for other in heard)
     codes = (found.group(0).strip("-#.") for found in _CODE.finditer(plain(text)))
-    shares = (found.group(0) for found in _PERCENT.finditer(plain(text)))
+    shares = (found.group(0) for found in _AMOUNT.finditer(plain(text)))
     return any(code not in known and not _YEAR.match(code) for code in codes) or any(
         share not in known and share != "100" for share in shares
     )
