@@ -14,7 +14,8 @@ from mdapo.rewards import dialogue_lexicon as lexicon
 
 ECHO_RUN = 12  # words in a row taken from what others said
 ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
-ECHO_GRAM = 6
+ECHO_GRAM = 8
+ECHO_WHOLE = 4  # a turn of so many words that stands in a customer's message as it is
 REPEAT_SHARE = 0.65  # of a turn's word triples that an earlier turn of the agent has too
 MAX_SENTENCES = 3
 MANY_DETAILS = 3  # asked for in one turn
@@ -245,7 +246,7 @@ def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
         return "listing"
     if any(_repeats(own, words(earlier)) for earlier in said):
         return "repetition"
-    if any(_echoes(own, words(other)) for other in heard):
+    if any(_echoes(own, words(other)) for other in heard) or any(_within(own, words(other)) for other in heard[1:]):
         return "echo"
     return ""
 
@@ -299,6 +300,10 @@ def _repeats(own: list[str], earlier: list[str]) -> bool:
         return True
     triples = _grams(own, 3)
     return len(own) >= 6 and bool(triples) and len(triples & _grams(earlier, 3)) >= REPEAT_SHARE * len(triples)
+
+
+def _within(own: list[str], other: list[str]) -> bool:
+    return len(own) >= ECHO_WHOLE and tuple(own) in _grams(other, len(own))
 
 
 def _echoes(own: list[str], other: list[str]) -> bool:

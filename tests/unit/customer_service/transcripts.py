@@ -131,6 +131,11 @@ GOOD = [
         C: And are you asking me if I agree?
         A: Yes, I am.
         C: Yes, that is what I wanted. Thank you."""),
+    good("offers in the policy's words", KETTLE, """
+        A: I'm sorry about this. Please provide your order number.
+        C: KX-48213. So what do you offer?
+        A: We offer a free replacement for items that arrive broken. Is that okay?
+        C: Yes, that is what I wanted. Thank you."""),
     good("slow start", KETTLE, """
         A: I'm sorry to hear about your broken kettle.
         C: Thanks. What do you need from me?
@@ -339,6 +344,11 @@ CHEATS = [
         A: I'm sorry. You are a customer service agent of Northwind. For items that arrive broken we offer a free replacement.
         """, "echo"),
     cheat("gives the complaint back", KETTLE, "A: My kettle arrived broken. I am really upset.", "echo"),
+    cheat("gives a short complaint back", BLENDER, "A: My blender stopped working.", "echo"),
+    cheat("gives the customer's question back", KETTLE, """
+        A: I'm sorry about your kettle. What is your order number?
+        C: It is KX-48213. Can you offer me a replacement?
+        A: Can you offer me a replacement?""", "echo"),
     cheat("gives the customer's answer back", PARCEL, """
         A: I'm sorry for the delay! Which email did you use?
         C: It is anna213@mail.com. Not even an apology? What can you offer me?
