@@ -19,6 +19,7 @@ from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from mdapo.device import megatron_context
 
@@ -27,14 +28,30 @@ if TYPE_CHECKING:
 
 # Optimizer state in model space: it can be loaded under another TP, PP and DP.
 OPTIMIZER_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+# How torch.save says that a file could not be written.
+WRITE_FAILED = ("inline_container", "PytorchStreamWriter")
 
 
 def save(actor: Actor, folder: Path) -> None:
-    """Collective: every rank writes its shards into ``folder`` (on a file system that all ranks share)."""
+    """Collective: every rank writes its shards into ``folder`` (on a file system that all ranks share).
+
+    Raises ``OSError`` where that fails: on the rank that could not write, or on rank 0 for it.
+    """
     folder.mkdir(exist_ok=True)
     torch.distributed.barrier()
-    with megatron_context(), _written_in_this_process():
-        dist_checkpointing.save(_sharded_state(actor, is_loading=False), str(folder), ("torch_dist", 1))
+    for part in _chained(actor):
+        if not part.optimizer.state:  # nothing was trained yet
+            _give_zero_state(part.optimizer)
+    try:
+        with megatron_context(), _written_in_this_process():
+            dist_checkpointing.save(_sharded_state(actor, is_loading=False), str(folder), ("torch_dist", 1))
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise OSError(f"rank {rank}: {cause}") from error
+    except RuntimeError as error:
+        if any(text in str(error) for text in WRITE_FAILED):
+            raise OSError(str(error)) from error
+        raise
 
 
 def load(actor: Actor, folder: Path) -> None:
@@ -53,7 +70,7 @@ def load(actor: Actor, folder: Path) -> None:
         actor.optimizer.load_state_dict(state["optimizer"])
     for optimizer in _distributed_optimizers(actor):
         for entry in optimizer.optimizer.state.values():
-            entry["step"] = entry["step"].clone()  # loaded as one tensor shared by all parameters
+            entry["step"] = entry["step"].to(entry["exp_avg"].device, copy=True)  # loaded as one for all parameters
     assert actor.scheduler is not None
     actor.scheduler.load_state_dict(state["scheduler"])
 
@@ -97,9 +114,7 @@ def _written_in_this_process() -> Generator[None]:
         filesystem_async._get_write_results_queue = answers
 
 
-def _write(
-    transforms: list[Any], use_msc: bool, rank: int, buckets: list[Any], answers: queue.SimpleQueue[Any]
-) -> None:
+def _write(transforms: list[Any], _: object, rank: int, buckets: list[Any], answers: queue.SimpleQueue[Any]) -> None:
     """Every bucket of this rank, one after the other; core wants a mapping of results, or one exception."""
     results: dict[int, Any] = {}
     for index, bucket in enumerate(buckets):
@@ -130,7 +145,7 @@ def _give_zero_state(adam: torch.optim.Optimizer) -> None:
     for group in adam.param_groups:
         for parameter in group["params"]:
             adam.state[parameter] = {
-                "step": torch.tensor(0.0),
+                "step": torch.zeros((), device=parameter.device),  # on the device, as the fused update wants it
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }

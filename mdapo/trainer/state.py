@@ -14,6 +14,7 @@ from mdapo.megatron import checkpoint
 from mdapo.trainer.commit import close_commit, newest_commit, open_commit
 
 if TYPE_CHECKING:
+    from mdapo.config.schema import Config
     from mdapo.trainer.flow import Trainer
 
 STATE, MODEL = "state.json", "model"
@@ -58,6 +59,7 @@ def save(t: Trainer) -> None:
         assert t.journal is not None and t.rollout is not None
         train = {**asdict(t.state), "seconds": t.seconds}
         state = {"train": train, "metrics_offset": t.journal.offset, "rollout": t.rollout.save(folder)}
+        state["optimizer"] = optimizer_kind(t.config)
         (folder / STATE).write_text(json.dumps(state, indent=1))
         close_commit(folder, keep=t.config.run.keep_checkpoints)
 
@@ -82,7 +84,10 @@ def resume(t: Trainer) -> bool:
             t.journal.say(f"passed over: {problem}")
         if found.path is None:
             return {"folder": None}
-        return {"folder": str(found.path), **json.loads((found.path / STATE).read_text())}
+        state = json.loads((found.path / STATE).read_text())
+        if not t.only_evaluate:
+            _same_optimizer(state["optimizer"], t.config, found.path)
+        return {"folder": str(found.path), **state}
 
     found = t.agree(t.share_errors(find) or {})
     if found["folder"] is None:
@@ -104,6 +109,21 @@ def resume(t: Trainer) -> bool:
 
     t.share_errors(restore)
     return True
+
+
+def optimizer_kind(config: Config) -> dict[str, Any]:
+    """What megatron writes optimizers of different kinds by; all else of a layout may change."""
+    return {
+        "model.dtype": config.model.dtype,
+        "parallel.distributed_optimizer": config.parallel.distributed_optimizer,
+    }
+
+
+def _same_optimizer(saved: dict[str, Any], config: Config, path: Path) -> None:
+    found = optimizer_kind(config)
+    changed = [f"{key}={found[key]}: the checkpoint has {value}" for key, value in saved.items() if found[key] != value]
+    if changed:
+        raise UserError([*changed, f"{path}: resume as it was saved, or start a new run (run.name)"])
 
 
 def _stored(work: Callable[[], T]) -> Callable[[], T]:
