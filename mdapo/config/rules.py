@@ -173,7 +173,5 @@ def _debug(config: Config) -> Iterator[Problem]:
     own = Path(config.run.dir, config.run.name)
     if debug.replay is not None and Path(debug.replay) in (own, own / "replay"):
         yield Problem("run.name", f"{config.run.name} is the run that debug.replay recorded; choose another")
-    if debug.mode == "eval" and not config.data.val_files:
-        yield Problem("data.val_files", "names no file to evaluate on (debug.mode=eval)", ("debug.mode",))
     if debug.mode != "train" and debug.replay is not None:
         yield Problem("debug.replay", f"is read only with debug.mode=train, not {debug.mode}", ("debug.mode",))

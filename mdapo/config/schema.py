@@ -191,7 +191,7 @@ class Tracking(Section):
 
 
 class Debug(Section):
-    mode: Literal["full", "rollout", "train", "eval"] = "full"
+    mode: Literal["full", "rollout", "train"] = "full"
     replay: str | None = None  # a run's replay/ folder, with mode: train
 
 

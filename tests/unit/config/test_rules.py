@@ -51,7 +51,7 @@ def good(tmp_path: Path) -> Path:
         ("parallel.virtual_pipeline=2", "parallel.virtual_pipeline: 2 needs parallel.pipeline of at least 2"),
         ("parallel.sequence=true", "parallel.sequence: true needs parallel.tensor of at least 2"),
         ("debug.mode=train", "debug.replay: must name a run's replay/ folder when debug.mode=train"),
-        ("debug.mode=eval", "data.val_files: names no file to evaluate on (debug.mode=eval)"),
+        ("debug.mode=train debug.replay=runs/run/replay", "run.name: run is the run that debug.replay recorded"),
         ("debug.replay=runs/x/replay", "debug.replay: is read only with debug.mode=train, not full"),
         ("debug.replay=runs/x/replay debug.mode=rollout", "debug.replay: is read only with debug.mode=train"),
     ],

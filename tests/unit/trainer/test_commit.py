@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mdapo.trainer.commit import MANIFEST, close_commit, newest_commit, open_commit, verify
+from mdapo.trainer.commit import FORMER, MANIFEST, close_commit, newest_commit, open_commit, verify
 
 
 def write(root: Path, step: int, *, keep: int = 9) -> Path:
@@ -73,3 +73,13 @@ def test_links_and_odd_names_are_not_taken_for_commits(tmp_path: Path) -> None:
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     write(tmp_path, 1)
     assert write(tmp_path, 1) == newest_commit(tmp_path).path
+
+
+def test_a_kill_while_a_commit_is_replaced_loses_neither(tmp_path: Path) -> None:
+    """Between the two renames there is no folder of the step's name: the former one is put back."""
+    former = write(tmp_path, 1)
+    former.rename(tmp_path / f"{FORMER}step_000001")
+    assert newest_commit(tmp_path).path == former
+    (tmp_path / f"{FORMER}step_000001").mkdir()  # and where it was killed after the second one, it goes
+    write(tmp_path, 2)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["step_000001", "step_000002"]

@@ -1,0 +1,64 @@
+"""How the launcher tells what ended a run, and which ports it takes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from mdapo.errors import UserError
+from mdapo.trainer.launch import OUTCOME_ENV, check_port, free_port, report, write_outcome
+
+
+def leave(folder: Path, rank: int, code: int, *, time: float, lost_peer: bool = False) -> None:
+    outcome = {"code": code, "message": f"rank {rank}", "time": time, "lost_peer": lost_peer}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(outcome))
+
+
+def test_the_first_rank_that_failed_by_itself_is_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(tmp_path, 0, 75, time=1.0, lost_peer=True)
+    leave(tmp_path, 1, 70, time=3.0)
+    leave(tmp_path, 2, 74, time=2.0)
+    leave(tmp_path, 3, 0, time=0.0)
+    assert report(1, tmp_path) == 74
+    assert capsys.readouterr().err == "rank 2\n"
+
+
+def test_a_rank_that_left_no_word_was_killed_and_the_run_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path, 1, 75, time=1.0, lost_peer=True)
+    assert report(1, tmp_path) == 75
+    assert "the same command resumes" in capsys.readouterr().err
+
+
+def test_all_ranks_done_is_0(tmp_path: Path) -> None:
+    leave(tmp_path, 0, 0, time=1.0)
+    assert report(0, tmp_path) == 0
+
+
+def test_an_outcome_is_what_the_launcher_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OUTCOME_ENV, raising=False)
+    assert not write_outcome(2, "no launcher")
+    monkeypatch.setenv(OUTCOME_ENV, str(tmp_path))
+    monkeypatch.setenv("RANK", "5")
+    assert write_outcome(2, "all problems")
+    assert report(1, tmp_path) == 2
+
+
+@pytest.mark.parametrize("text", ["", "http", "-1", "0", "65536", "29500.0"])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="MASTER_PORT"):
+        check_port(text)
+
+
+def test_a_free_port_is_taken_and_one_in_use_refused() -> None:
+    port = free_port()
+    assert check_port(str(port)) == port
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match="in use"):
+            check_port(str(taken.getsockname()[1]))
