@@ -172,6 +172,8 @@ def _debug(config: Config) -> Iterator[Problem]:
         yield Problem("debug.replay", "must name a run's replay/ folder when debug.mode=train", ("debug.mode",))
     own = Path(config.run.dir, config.run.name)
     if debug.replay is not None and Path(debug.replay) in (own, own / "replay"):
-        yield Problem("run.name", f"{config.run.name} is the run that debug.replay recorded; choose another")
+        yield Problem(
+            "run.name", f"{config.run.name} is the run that debug.replay recorded; choose another", ("debug.replay",)
+        )
     if debug.mode != "train" and debug.replay is not None:
         yield Problem("debug.replay", f"is read only with debug.mode=train, not {debug.mode}", ("debug.mode",))
