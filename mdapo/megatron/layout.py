@@ -20,6 +20,8 @@ from mdapo.algorithms.losses import MAXIMUM
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
+PATIENCE_S = 86400.0  # a generation round has deadlines of its own (rollout.episode_timeout_s), but may take hours
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -107,6 +109,12 @@ def init_distributed(cfg: Config, timeout_s: float) -> Layout:
         sequence=want.sequence and want.tensor > 1,
         device=here,
     )
+
+
+def patient_group() -> dist.ProcessGroup:
+    """All ranks, over gloo, for waiting on rank 0 while it collects or writes; collective. A lost rank is still noticed
+    at once, for its connection closes."""
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
 
 
 def reset() -> None:

@@ -64,6 +64,7 @@ class Trainer:
         self.committed: state_io.Moment | None = None  # where the newest commit point stands
         self.layout = ranks.init_distributed(self.config, timeout_s=self.config.run.init_timeout_s)
         self.is_lead = self.layout.rank == 0
+        self.patient = ranks.patient_group()
         self.loop = asyncio.Runner() if self.is_lead else None
         self.journal: Journal | None = None
         self.rollout: Rollout | None = None
@@ -131,7 +132,7 @@ class Trainer:
     def agree(self, values: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's small JSON object, on every rank."""
         payload = json.dumps(values).encode() if self.is_lead else None
-        return json.loads(ranks.broadcast_bytes(payload))
+        return json.loads(ranks.broadcast_bytes(payload, group=self.patient))
 
     def share_errors(self, work: Callable[[], T]) -> T | None:
         """Do ``work`` on rank 0; what people can mend or asked for is raised on every rank: none waits."""

@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from mdapo.errors import EXIT_INTERRUPTED, UserError
 
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
 EVAL_FLAG = "--eval"
-GRACE_S = 30.0  # from the first signal until the ranks are killed
+GRACE_S = 300.0  # from the first signal until the ranks are killed: a large checkpoint takes a while
 
 
 def die_with_parent() -> None:
@@ -86,7 +88,7 @@ def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Seq
 
 
 def supervise(process: subprocess.Popen[bytes]) -> int:
-    """Wait for torchrun; SIGTERM and SIGINT go to the whole group once, a second one or the grace period kills it."""
+    """Wait for torchrun; the first SIGTERM or SIGINT asks the ranks to stop, a second one or the grace period kills."""
     deadline: list[float] = []
 
     def forward(signum: int, _: FrameType | None) -> None:
@@ -94,7 +96,7 @@ def supervise(process: subprocess.Popen[bytes]) -> int:
             deadline[0] = 0.0
         else:
             deadline.append(time.monotonic() + GRACE_S)
-            signal_group(process, signal.SIGTERM)
+            ask_to_stop(process)
 
     previous = {s: signal.signal(s, forward) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -112,6 +114,16 @@ def supervise(process: subprocess.Popen[bytes]) -> int:
 def restore_handlers(previous: dict[signal.Signals, Callable[..., object] | int | None]) -> None:
     for signum, handler in previous.items():
         signal.signal(signum, handler)
+
+
+def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the ranks themselves: torchrun, if it were asked, would kill them after 30 seconds."""
+    try:
+        ranks = psutil.Process(process.pid).children()
+        for rank in ranks or [psutil.Process(process.pid)]:  # none has started yet
+            rank.terminate()
+    except psutil.NoSuchProcess:
+        pass  # they have ended by themselves
 
 
 def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> None:

@@ -45,8 +45,7 @@ def refused(*arguments: str, says: tuple[str, ...], **environment: str) -> None:
 def test_a_configuration_that_cannot_run_is_refused_before_anything_starts(
     material: Material, tmp_path: Path, overrides: tuple[str, ...], says: tuple[str, ...]
 ) -> None:
-    for command in ("train", "check"):
-        refused(command, str(material.config), f"run.dir={tmp_path}/runs", *overrides, says=says)
+    refused("train", str(material.config), f"run.dir={tmp_path}/runs", *overrides, says=says)
     assert not (tmp_path / "runs").exists()
 
 
@@ -109,6 +108,11 @@ def test_a_model_with_a_damaged_file_is_named(material: Material, tmp_path: Path
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\0" * 100)
     overrides = (f"model.path={tmp_path}/model", f"run.dir={tmp_path}")
     refused("train", str(material.config), *overrides, says=("model.safetensors",))
+
+
+def test_check_tells_the_same_problems_with_the_same_code(material: Material) -> None:
+    refused("check", str(material.config), "actor.lr=fast", "run.nam=x", says=("actor.lr", "run.nam"))
+    refused("check", str(material.config), "parallel.tensor=3", says=("4 attention heads",))
 
 
 def test_check_shows_the_plan_and_ends_with_0(material: Material) -> None:

@@ -20,6 +20,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200.0  # of one run; it takes about ten seconds on an idle machine
 QUESTIONS = 24
+TWO_RANKS = ("parallel.data=2", "tracking.replay=true")
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
