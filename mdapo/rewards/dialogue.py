@@ -14,9 +14,9 @@ from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_
 from mdapo.types import EndReason, Message, Prompt, Score
 
 # Shaped value; what is left to 1.0 comes with success alone.
-WEIGHTS: Mapping[str, float] = {"apology": 0.1, "detail": 0.25, "remedy": 0.35, "confirmation": 0.1}
+WEIGHTS: Mapping[str, float] = {"apology": 0.1, "detail": 0.25, "remedy": 0.35, "confirmation": 0.1, "brief": 0.1}
+HELP = ("detail", "remedy", "confirmation")
 UNSORRY = 0.4  # share of the other credit that is left without an apology: it must not pay to forget it
-UNFINISHED = 0.5  # share of it all that is left when no turn is one of a few finished sentences, as every prompt asks
 MIXED_REMEDY = 0.4  # share of a right offer's credit that is left when a wrong one was made too
 WRONG_REMEDY = 0.2  # for an offer at the right time, but of what the policy does not allow
 EARLY_REMEDY = 0.2  # for the right remedy, but before the detail is known
@@ -127,10 +127,9 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
         "brief": sum(turn.brief for turn in progress.turns) / max(1, len(progress.turns)),
     }
     # Without a question or an offer, being sorry leads nowhere and is worth nothing; with one, it is worth most.
-    help_credit = sum(weight * parts[name] for name, weight in WEIGHTS.items() if name != "apology")
-    shaped = (help_credit > 0) * WEIGHTS["apology"] * parts["apology"]
-    shaped += (UNSORRY + (1.0 - UNSORRY) * parts["apology"]) * help_credit
-    shaped *= UNFINISHED + (1.0 - UNFINISHED) * parts["brief"]
+    help_credit = sum(WEIGHTS[name] * parts[name] for name in HELP)
+    manners = WEIGHTS["apology"] * parts["apology"] + WEIGHTS["brief"] * parts["brief"]
+    shaped = (UNSORRY + (1.0 - UNSORRY) * parts["apology"]) * help_credit + (help_credit > 0) * manners
     value = 0.0 if cheated else 1.0 if progress.success else shaped
     flags = {"success": progress.success, "cheat": cheated}
     flags |= {"wrong_remedy": progress.wrong, "early_remedy": progress.early}
