@@ -114,7 +114,9 @@ def init_distributed(cfg: Config, timeout_s: float) -> Layout:
 def patient_group() -> dist.ProcessGroup:
     """All ranks, over gloo, for waiting on rank 0 while it collects or writes; collective. A lost rank is still noticed
     at once, for its connection closes."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
+    assert isinstance(group, dist.ProcessGroup)  # every rank is in it
+    return group
 
 
 def reset() -> None:
