@@ -23,4 +23,5 @@ def whole(material: Material, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     done = mdapo("train", str(material.config), f"run.dir={folder}", *TWO_RANKS)
     assert done.code == 0 and done.err == "", done.err
+    (folder / "said.txt").write_text(done.out)
     return folder / "run"

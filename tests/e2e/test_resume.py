@@ -34,6 +34,22 @@ def test_the_whole_run_trains_every_step_each_prompt_once(whole: Path) -> None:
     assert [row["step"] for row in rows if "eval/success" in row] == [4]
 
 
+def test_the_start_says_once_what_was_chosen(whole: Path) -> None:
+    said = (whole.parent / "said.txt").read_text()
+    for label in (
+        "device ",
+        "attention ",
+        "ops ",
+        "engine ",
+        "layout ",
+        "prompts a step ",
+        "first step: log-prob gap ",
+    ):
+        assert sum(line.strip().startswith(label) for line in said.splitlines()) >= 1, label
+    assert said.count("megatron-core") == 1  # of two ranks one speaks
+    assert "tensor 1 x pipeline 1 x data 2, distributed optimizer" in said
+
+
 def test_a_run_stopped_and_killed_at_every_point_ends_as_the_whole_one(
     material: Material, whole: Path, tmp_path: Path
 ) -> None:
