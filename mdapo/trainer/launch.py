@@ -142,5 +142,6 @@ def report(torchrun_code: int, outcomes: Path) -> int:
         return cause["code"]
     if torchrun_code == 0:
         return 0
-    print("mdapo: a rank was killed; the same command resumes from the last checkpoint", file=sys.stderr)
+    text = "a rank was killed (by the system, when memory runs out); the same command resumes from the last checkpoint"
+    print(f"mdapo: {text}", file=sys.stderr)
     return EXIT_INTERRUPTED
