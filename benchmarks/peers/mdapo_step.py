@@ -74,7 +74,7 @@ class FixedWork:
 def configuration(folder: str) -> list[str]:
     """Overrides that make the run the peer's: on-policy, one optimizer step, nothing written but the metrics."""
     rows = Path(folder, "rows.jsonl")
-    rows.write_text(json.dumps({"question": "1 + 1 = ?", "answer": "#### 2"}) + "\n")
+    rows.write_text(json.dumps({"question": "1?", "answer": "#### 1"}) + "\n")
     return [
         *(f"model.path={WORK['model']}", f"model.dtype={WORK['dtype']}", f"model.max_context={WORK['context']}"),
         *(f"run.dir={folder}", "run.name=bench", f"run.threads={WORK['threads']}", f"data.train_files=[{rows}]"),
@@ -83,7 +83,12 @@ def configuration(folder: str) -> list[str]:
             f"rollout.max_running={WORK['prompts'] * WORK['samples']}",
             f"rollout.max_response_len={max(map(max, WORK['lengths']))}",
         ),
-        *("data.max_prompt_len=64", "environment.name=gsm8k", "tracking.episodes_per_step=0", "actor.lr=1e-6"),
+        *(
+            f"data.max_prompt_len={WORK['prompt_len']}",
+            "environment.name=gsm8k",
+            "tracking.episodes_per_step=0",
+            "actor.lr=1e-6",
+        ),
         *(f"actor.ppo_max_token_len={WORK['micro_tokens']}", "algorithm.filter_groups.enable=false"),
     ]
 
