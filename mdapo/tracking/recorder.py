@@ -38,8 +38,8 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         records = [describe(step, episode) for episode in episodes]
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        _replace(folder / f"{kind}_{step:06d}.jsonl", lines)
-        _replace(folder / f"{kind}_{step:06d}.txt", "\n".join(render(record) for record in records))
+        replace_text(folder / f"{kind}_{step:06d}.jsonl", lines)
+        replace_text(folder / f"{kind}_{step:06d}.txt", "\n".join(render(record) for record in records))
 
 
 def replay_path(run_dir: Path, step: int) -> Path:
@@ -97,7 +97,7 @@ def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.3g}"
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """A reader sees the old file or the new one. A lone surrogate becomes its escape, which in JSON means the same."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(text.encode("utf-8", "backslashreplace"))

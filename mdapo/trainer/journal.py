@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mdapo.data.wire import save_groups_file
 from mdapo.tracking.console import Console
 from mdapo.tracking.environment import describe_environment
-from mdapo.tracking.recorder import Recorder
+from mdapo.tracking.recorder import Recorder, replace_text
 from mdapo.tracking.run_folder import EVAL, open_run_folder
 from mdapo.tracking.tracker import Tracker
 
@@ -108,6 +108,4 @@ class EvalJournal(Journal):
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(value, indent=1) + "\n")
