@@ -78,6 +78,7 @@ class Rollout(Section):
     urls: list[str] = []
     n_resp_per_prompt: Positive = 8
     max_turns: Positive = 1  # assistant turns
+    stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
     max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
     max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
     temperature: PositiveFloat = 1.0
