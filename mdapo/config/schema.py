@@ -165,6 +165,7 @@ class Actor(Section):
     ppo_micro_batch_size: Positive = 4
     over_cap: Literal["error", "alone"] = "error"  # one sequence longer than the cap
     use_remove_padding: bool = True  # false: pad every row of a micro-batch to its longest (slow; a reference)
+    share_prefix: Literal["auto"] | bool = "auto"  # common beginnings computed once; auto: wherever padding is removed
     recompute: Literal["none", "selective", "full"] = "none"
 
 

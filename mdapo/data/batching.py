@@ -6,6 +6,7 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ import torch
 from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
-from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches
+from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
+from mdapo.data.prefix_tree import prefix_tree, share_prefixes
 from mdapo.ops.pack import pack
 from mdapo.types import MicroBatch, Sample
 
@@ -109,6 +111,7 @@ def plan_shares(
                         [members[i] for i in chosen],
                         token_multiple=token_multiple,
                         remove_padding=cfg.actor.use_remove_padding,
+                        share_prefix=shares_prefix(cfg),
                     )
                     for chosen in micro_batches
                 ]
@@ -133,12 +136,14 @@ def trim(sample: Sample) -> Sample:
     )
 
 
-def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remove_padding: bool = True) -> MicroBatch:
+def pack_micro_batch(
+    samples: Sequence[Sample], *, token_multiple: int = 1, remove_padding: bool = True, share_prefix: bool = False
+) -> MicroBatch:
     """One micro-batch of ``samples``; of none, a filler: a sequence of zeros whose one scored token has weight 0.
 
     A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the
     longest, rounded up (the result is still in packed form, for one code path; padding comes after all scored tokens
-    and is never scored).
+    and is never scored). With ``share_prefix`` common beginnings are laid out once.
     """
     rows = {
         "ids": [s.ids for s in samples],
@@ -150,7 +155,7 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
     if not samples:
         rows = _filler_rows()
     row_len = None if remove_padding else _round_up(max(len(ids) for ids in rows["ids"]), token_multiple)
-    packed = pack(rows, multiple=token_multiple, row_len=row_len)
+    packed = pack(rows, multiple=1 if share_prefix else token_multiple, row_len=row_len)
     scored_R = np.flatnonzero(packed.fields["mask"])
     assert len(scored_R) and packed.positions_T[scored_R].all(), "a scored token needs one before it"
 
@@ -158,7 +163,7 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
         return torch.from_numpy(packed.fields[name][scored_R].astype(np.float32))
 
     ids_T = packed.fields["ids"].astype(np.int64)
-    return MicroBatch(
+    unshared = MicroBatch(
         ids_T=torch.from_numpy(ids_T),
         positions_T=torch.from_numpy(packed.positions_T),
         cu_seqlens=packed.cu_seqlens,
@@ -169,6 +174,7 @@ def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remo
         loss_weights_R=of_scored("weights"),
         rollout_logps_R=of_scored("rollout_logps"),
     )
+    return share_prefixes(unshared, rows["ids"], multiple=token_multiple) if share_prefix else unshared
 
 
 def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
@@ -177,15 +183,62 @@ def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: in
         lengths = [_round_up(length, token_multiple) for length in lengths]
     if not cfg.actor.use_dynamic_bsz:
         return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
-    return plan_micro_batches(
-        lengths,
-        dp=dp,
-        cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
-        multiple=micro_multiple,
-        padded=not cfg.actor.use_remove_padding,
-        over_cap=cfg.actor.over_cap,
-        names=[s.uid for s in samples],
+
+    def plan(lengths: Sequence[int]) -> Plan:
+        return plan_micro_batches(
+            lengths,
+            dp=dp,
+            cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
+            multiple=micro_multiple,
+            padded=not cfg.actor.use_remove_padding,
+            over_cap=cfg.actor.over_cap,
+            names=[s.uid for s in samples],
+        )
+
+    best = plan(lengths)
+    if not shares_prefix(cfg):
+        return best
+    lowest = _slowest(best, lengths)
+    largest = max(Counter(s.group for s in samples).values())
+    for parts in (2**k for k in range(largest.bit_length())):  # a group whole, in halves, in quarters, ...
+        bundles = _bundles(samples, parts)
+        tokens = [len(prefix_tree([samples[i].ids for i in bundle]).source_T) for bundle in bundles]
+        if max(tokens) > cfg.actor.ppo_max_token_len // token_multiple * token_multiple:
+            continue
+        found = plan(tokens)
+        if _slowest(found, tokens) < lowest:
+            lowest, best = _slowest(found, tokens), _unbundled(found, bundles)
+    return best
+
+
+def shares_prefix(cfg: Config) -> bool:
+    """Whether ``actor.share_prefix`` is on; ``auto`` is on wherever micro-batches are packed by tokens."""
+    wanted, possible = cfg.actor.share_prefix, cfg.actor.use_remove_padding and cfg.actor.use_dynamic_bsz
+    return possible if wanted == "auto" else wanted
+
+
+def _bundles(samples: Sequence[Sample], parts: int) -> list[list[int]]:
+    """Each group in so many parts of consecutive samples, which stay together."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(index)
+    cut = (np.array_split(members, min(parts, len(members))) for members in groups.values())
+    return [[int(i) for i in part] for group in cut for part in group]
+
+
+def _unbundled(plan: Plan, bundles: Sequence[Sequence[int]]) -> Plan:
+    return Plan(
+        tuple(
+            tuple(tuple(sorted(i for bundle in micro for i in bundles[bundle])) for micro in rank)
+            for rank in plan.ranks
+        )
     )
+
+
+def _slowest(plan: Plan, lengths: Sequence[int]) -> float:
+    """Work of the rank that has most of it."""
+    costs = token_cost(lengths)
+    return max(float(sum(costs[i] for micro in rank for i in micro)) for rank in plan.ranks)
 
 
 def _sample(episode: Episode, *, group: int, advantage: float, weight: float, gamma: float) -> Sample:

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 from mdapo.errors import UserError
 from mdapo.types import Episode, Group, Message, MicroBatch, Prompt, Score, Turn
 
-SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-1", "mdapo-groups-1"
+SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-2", "mdapo-groups-1"
 TENSORS = (
     "ids_T",
     "positions_T",
@@ -48,6 +48,7 @@ def dump_share(share: Sequence[Sequence[MicroBatch]]) -> bytes:
             fields = {name: getattr(batch, name) for name in (*TENSORS, *OPTIONAL_TENSORS)}
             tensors |= {f"{m}.{b}.{name}": t.cpu().contiguous() for name, t in fields.items() if t is not None}
             tensors[f"{m}.{b}.cu_seqlens"] = torch.tensor(batch.cu_seqlens, dtype=torch.int64)
+            tensors[f"{m}.{b}.parents"] = torch.tensor(batch.parents, dtype=torch.int64)
     return save_tensors(tensors)
 
 
@@ -126,7 +127,10 @@ def _micro_batch(tensors: dict[str, torch.Tensor], prefix: str) -> MicroBatch:
     cu_seqlens = tuple(tensors[prefix + "cu_seqlens"].tolist())
     if cu_seqlens[-1] != len(fields["ids_T"]):
         raise ValueError(f"{prefix}cu_seqlens ends at {cu_seqlens[-1]}, ids_T at {len(fields['ids_T'])}")
-    return MicroBatch(**fields, **optional, cu_seqlens=cu_seqlens)
+    parents = tuple(tensors[prefix + "parents"].tolist())
+    if parents and len(parents) != len(cu_seqlens) - 1:
+        raise ValueError(f"{prefix}parents has {len(parents)} entries for {len(cu_seqlens) - 1} segments")
+    return MicroBatch(**fields, **optional, cu_seqlens=cu_seqlens, parents=parents)
 
 
 def _group_header(group: Group) -> dict[str, Any]:

@@ -211,12 +211,13 @@ def build_chunks(cfg: Config, hf: HfConfig, config: TransformerConfig, layout: L
 def packed_input(mb: MicroBatch, hf: HfConfig, dtype: torch.dtype) -> ModelInput:
     """The packed path: all segments end to end in one row of T tokens."""
     cos, sin = rotary_tables(mb.positions_T[:, None], hf.head_dim, hf.rope_theta, dtype)
-    cu = None if mb.ids_T.device.type == "cpu" else torch.tensor(mb.cu_seqlens, dtype=torch.int32).to(mb.ids_T.device)
-    return ModelInput(mb.ids_T[None], SegmentLayout(mb.cu_seqlens, cos, sin, cu), mb.loss_index_R, mb.targets_R)
+    segments = SegmentLayout(mb.cu_seqlens, cos, sin, mb.parents)
+    return ModelInput(mb.ids_T[None], segments, mb.loss_index_R, mb.targets_R)
 
 
 def padded_input(mb: MicroBatch, hf: HfConfig, dtype: torch.dtype, multiple: int) -> ModelInput:
     """The reference path: a row for each segment, padded behind to the longest (a multiple of ``multiple``)."""
+    assert not mb.parents, "a padded row has no place for a shared prefix"
     starts = torch.tensor(mb.cu_seqlens[:-1], device=mb.ids_T.device)
     lengths = [b - a for a, b in zip(mb.cu_seqlens, mb.cu_seqlens[1:], strict=False)]
     longest = -(-max(lengths) // multiple) * multiple

@@ -2,7 +2,8 @@
 
 ``parity_rank.py SPECS.json FOLDER``, started by torchrun or alone; rank 0 writes FOLDER/<name>.pt with gradients in
 Hugging Face's layout. A spec: ``name``; ``model`` a folder; ``parallel``, ``actor``, ``dtype`` of the configuration;
-``cut`` the largest number of tokens of a micro-batch; ``sequences``, ``seed``, ``longest`` of the replay batch.
+``cut`` the largest number of tokens of a micro-batch; ``sequences``, ``seed``, ``longest`` of the replay batch;
+``share_prefix``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from tiny_models import config, filler, loss_fn, pack, sequences  # noqa: E402
 
+from mdapo.data.prefix_tree import share_prefixes  # noqa: E402
 from mdapo.megatron import layout as layouts  # noqa: E402
 from mdapo.megatron.actor import Actor  # noqa: E402
 from mdapo.types import MicroBatch  # noqa: E402
@@ -26,22 +28,29 @@ from mdapo.types import MicroBatch  # noqa: E402
 TIMEOUT_S = 120.0
 
 
-def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int) -> list[MicroBatch]:
+def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int, share: bool) -> list[MicroBatch]:
     """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence)."""
     bins: list[list[Any]] = [[]]
     for seq in seqs:
         if bins[-1] and sum(len(ids) for ids, _ in [*bins[-1], seq]) > limit:
             bins.append([])
         bins[-1].append(seq)
+    if share:
+        rows = [[ids for ids, _ in part] for part in bins]
+        return [
+            share_prefixes(pack(part, total=total), ids, multiple=multiple)
+            for part, ids in zip(bins, rows, strict=True)
+        ]
     return [pack(part, multiple=multiple, total=total) for part in bins]
 
 
 def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
     """This replica's share (every dp-th sequence), filled up to the same count on all replicas."""
     seqs = sequences(spec["sequences"], seed=spec["seed"], longest=spec.get("longest", 40), vocab=vocab)
+    share = spec.get("share_prefix", False)
     total = sum(int(mask[1:].sum()) for _, mask in seqs)
     shares = [
-        cut_batch(seqs[rank :: layout.dp], spec["cut"], multiple=layout.token_multiple, total=total)
+        cut_batch(seqs[rank :: layout.dp], spec["cut"], multiple=layout.token_multiple, total=total, share=share)
         for rank in range(layout.dp)
     ]
     own, most = shares[layout.dp_rank], max(map(len, shares))

@@ -54,7 +54,7 @@ def config(folder: Path, **sections: dict[str, object]) -> Config:
 def sequences(
     count: int, *, seed: int = 0, longest: int = 40, vocab: int = VOCAB
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(ids, response mask) of ``count`` ragged conversations of two turns."""
+    """(ids, response mask) of ``count`` ragged conversations of two turns; most begin like the one before them."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(count):
@@ -63,7 +63,11 @@ def sequences(
         cut = int(rng.integers(2, length - 4))
         mask[cut:] = True
         mask[cut + 1 + (length - cut) // 2 :][:2] = False  # what the environment said
-        out.append((rng.integers(0, vocab, length), mask))
+        ids = rng.integers(0, vocab, length)
+        if out and rng.random() < 0.75:
+            same = min(length, len(out[-1][0])) * 2 // 3
+            ids[:same], mask[:same] = out[-1][0][:same], out[-1][1][:same]
+        out.append((ids, mask))
     return out
 
 
