@@ -155,9 +155,9 @@ class MicroBatch:
     policy wrote).
 
     With ``parents`` the segments are nodes of a prefix tree: segment i continues segment ``parents[i]`` (-1: none) and
-    sees all its ancestors. A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank with fewer samples) has
-    the same fields with ``loss_weights_R == 0`` and still runs forward and backward. The last segment may be a dummy
-    that pads T.
+    sees all its ancestors. A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank
+    with fewer samples) has the same fields with ``loss_weights_R == 0`` and still runs forward and backward. The last
+    segment may be a dummy that pads T.
     """
 
     ids_T: torch.Tensor  # int64 [T]

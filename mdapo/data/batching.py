@@ -16,8 +16,8 @@ import torch
 from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
-from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
 from mdapo.data.prefix_tree import prefix_tree, share_prefixes
+from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
 from mdapo.ops.pack import pack
 from mdapo.types import MicroBatch, Sample
 

@@ -85,7 +85,7 @@ def _settles(turn: Reading, facts: Facts) -> bool:
 
 
 def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> bool:
-    """Note in ``done`` what the turn reached; whether it reached anything new, or asked for the customer's agreement."""
+    """Note in ``done`` what the turn reached; True when that is something new, or it asked for the agreement."""
     reached = len(done.keys() & MILESTONES)
     if turn.apology > done.get("apology", 0.0):
         done["apology"] = turn.apology

@@ -206,7 +206,7 @@ class _Talk:
         return observation
 
     def _append(self, observation: Observation, *, closed: bool) -> bool:
-        """Append the observation's tokens, after the close of a turn that has none of its own. False when they do not all fit."""
+        """Append the observation's tokens, after the close of a turn that has none. False when they do not all fit."""
         close = [] if closed else list(self.chat.close_ids)
         said = self.chat.observation_ids(observation.messages, after_stop=True)
         if len(close) + len(said) > self.budget:
