@@ -16,17 +16,17 @@ from mdapo.types import EndReason, Message, Prompt
 REPLIES: dict[str, tuple[str, ...]] = {
     "gives": (
         "It is {value}. What can you offer me?",
-        "Here you go: {value}. Can you offer me {right}?",
+        "Here you go: {value}. What will you offer me?",
         "{value}. So what do you offer?",
-        "Sure, {value}. Your site says that you offer {right}?",
+        "Sure, {value}. And what can you offer me?",
         "It is {value}. What happens now?",
     ),
     "gives_cross": (
         "It is {value}. Not even an apology? What can you offer me?",
-        "{value}. You could say sorry. Can you offer me {right}?",
+        "{value}. You could say sorry. And what do you offer me?",
         "Fine: {value}. Are you not even sorry? So what do you offer?",
     ),
-    "told_already": ("I told you: {value}. Can you offer me {right}?", "As I said, {value}. So what do you offer?"),
+    "told_already": ("I told you: {value}. What can you offer me?", "As I said, {value}. So what do you offer?"),
     "why_that": (
         "Why would you need that? Do you not need my {detail}?",
         "I do not see how that helps. Which other details do you need?",
@@ -54,8 +54,8 @@ REPLIES: dict[str, tuple[str, ...]] = {
     "what_now": (
         "And what can you offer me?",
         "What do you offer me, then?",
-        "Your site says that you offer {right}?",
-        "Can you offer me {right}?",
+        "So what can you offer me?",
+        "What will you offer me?",
     ),
     "angry": (
         "That does not help me. Which details do you need?",
