@@ -165,11 +165,13 @@ class Trainer:
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.
 
-        Where the step is one update, the forward pass's own are those, and no second pass is needed.
+        Of the first update its own forward pass gives them: only what is trained on later needs a pass before.
         """
+        own = 1 if self.config.actor.ppo_epochs == 1 else 0
         if len(mini_batches) * self.config.actor.ppo_epochs > 1:
             with self.timers("old_logps"):
-                mini_batches = [scored(self.actor, mini, "old") for mini in mini_batches]
+                later = [scored(self.actor, mini, "old") for mini in mini_batches[own:]]
+            mini_batches = [*mini_batches[:own], *later]
         if self.reference is not None:
             with self.timers("ref_logps"):
                 mini_batches = [scored(self.reference, mini, "ref") for mini in mini_batches]
