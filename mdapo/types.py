@@ -69,13 +69,14 @@ class Score:
 
     ``value`` is the shaped total that trains; ``outcome`` the raw outcome (accuracy or success in [0, 1]) that filters
     look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the
-    episode is masked.
+    episode is masked. ``before``, where turns get credit of their own: the value as it stood before each agent turn.
     """
 
     value: float
     outcome: float
     parts: Mapping[str, float] = field(default_factory=dict)
     valid: bool = True
+    before: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

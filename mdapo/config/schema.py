@@ -144,6 +144,7 @@ class Algorithm(Section):
     entropy_coef: float = 0.0
     mask_truncated: bool = False  # truncated episodes carry no loss
     gamma: Fraction = 1.0
+    turn_credit: Fraction = 0.0  # share of a token's advantage that is its own turn's; the rest is the episode's
     kl: Kl = Kl()
     filter_groups: FilterGroups = FilterGroups()
     rollout_correction: RolloutCorrection = RolloutCorrection()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mdapo.algorithms.advantages import advantages, spread
+from mdapo.algorithms.advantages import advantages, spread, turn_advantages
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
 from mdapo.data.prefix_tree import prefix_tree, share_prefixes
@@ -22,7 +22,7 @@ from mdapo.ops.pack import pack
 from mdapo.types import MicroBatch, Sample
 
 if TYPE_CHECKING:
-    from mdapo.config.schema import Config
+    from mdapo.config.schema import Algorithm, Config
     from mdapo.types import Episode, Group
 
 FILLER_TOKENS = 2  # a sequence needs one token to read and one to score
@@ -49,6 +49,7 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
     advantage_N = advantages(
         value_N, group_N, estimator=algorithm.advantage_estimator, valid_N=carries_N, tokens_N=tokens_N
     )
+    credit_NT = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
     weight_N = np.zeros(len(episodes))
     mini_N = group_N // mini_batch_groups(cfg)
     for mini in np.unique(mini_N):
@@ -60,7 +61,14 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
             max_response_len=cfg.rollout.max_response_len,
         )
     samples = [
-        _sample(episode, group=g, advantage=float(advantage_N[i]), weight=float(weight_N[i]), gamma=algorithm.gamma)
+        _sample(
+            episode,
+            group=g,
+            advantage=float(advantage_N[i]),
+            turns=credit_NT[i],
+            weight=float(weight_N[i]),
+            algorithm=algorithm,
+        )
         for i, (g, episode) in enumerate(episodes)
     ]
     carried = advantage_N[carries_N]
@@ -241,8 +249,33 @@ def _slowest(plan: Plan, lengths: Sequence[int]) -> float:
     return max(float(sum(costs[i] for micro in rank for i in micro)) for rank in plan.ranks)
 
 
-def _sample(episode: Episode, *, group: int, advantage: float, weight: float, gamma: float) -> Sample:
+def _turn_credit(
+    episodes: Sequence[Episode], value_N: np.ndarray, group_N: np.ndarray, carries_N: np.ndarray, cfg: Config
+) -> list[np.ndarray]:
+    """Advantage of every agent turn, by episode; of none where turns get no credit of their own."""
+    if not cfg.algorithm.turn_credit:
+        return [np.zeros(0, np.float32)] * len(episodes)
+    before = []
+    for episode in episodes:
+        known = episode.score.before if episode.score is not None else ()
+        assert len(known) in (0, episode.num_agent_turns), f"{episode.prompt.uid}: a value before each turn"
+        before.append(known or (0.0,) * episode.num_agent_turns)
+    estimator = cfg.algorithm.advantage_estimator
+    assert estimator is not None
+    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N)
+
+
+def _sample(
+    episode: Episode, *, group: int, advantage: float, turns: np.ndarray, weight: float, algorithm: Algorithm
+) -> Sample:
     mask = episode.response_mask
+    advantages_L = spread(advantage, mask, gamma=algorithm.gamma)
+    if len(turns):
+        lengths = [len(t.ids) for t in episode.turns]
+        agent = np.cumsum([t.role == "assistant" for t in episode.turns]) - 1
+        own_L = np.concatenate([np.zeros(len(episode.prompt_ids)), np.repeat(turns[agent], lengths)])
+        share = algorithm.turn_credit
+        advantages_L = np.where(mask, (1.0 - share) * advantages_L + share * own_L, 0.0).astype(np.float32)
     return Sample(
         uid=f"{episode.prompt.uid}/{episode.index}",
         group=group,
@@ -250,7 +283,7 @@ def _sample(episode: Episode, *, group: int, advantage: float, weight: float, ga
         response_mask=mask,
         rollout_logps=episode.rollout_logps,
         versions=episode.versions,
-        advantages=spread(advantage, mask, gamma=gamma),
+        advantages=advantages_L,
         loss_weights=np.where(mask, weight, 0.0).astype(np.float32),
     )
 

@@ -173,11 +173,15 @@ def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader])
             turns=tuple(_turn(t, turns) for t in e["turns"]),
             messages=_messages_in(e["messages"]),
             end=e["end"],
-            score=None if e["score"] is None else Score(**e["score"]),
+            score=None if e["score"] is None else _score(e["score"]),
         )
         for e in entry["episodes"]
     ]
     return Group(prompt=prompt, episodes=tuple(episodes), version=entry["version"])
+
+
+def _score(entry: dict[str, Any]) -> Score:
+    return Score(**{**entry, "before": tuple(entry.get("before", ()))})
 
 
 def _turn(entry: dict[str, Any], readers: Sequence[_Reader]) -> Turn:

@@ -17,7 +17,7 @@ from mdapo.types import EndReason, Message, Prompt, Score
 WEIGHTS: Mapping[str, float] = {"apology": 0.1, "detail": 0.25, "remedy": 0.4, "confirmation": 0.1}
 MILESTONES = frozenset({"apologised_at", "asked_at", "offered_at"})
 HELP = ("detail", "remedy", "confirmation")
-UNSORRY = 0.3  # share of the other credit that is left without an apology: it must not pay to forget it
+UNSORRY = 0.4  # share of the other credit that is left without an apology: it must not pay to forget it
 RAMBLING = 0.3  # share of it that is left when no turn was short and finished
 STANDSTILL = 0.6  # share of it that is left when no turn moved the case on, as one that asks what it was told
 MIXED_REMEDY = 0.4  # share of a right offer's credit that is left when a wrong one was made too
@@ -136,9 +136,9 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
         "brief": sum(turn.brief for turn in progress.turns) / max(1, len(progress.turns)),
         "moves": progress.moves / max(1, len(progress.turns)),
     }
-    # Being sorry alone is worth little, and without it the rest is not worth much more.
+    # Without a question or an offer, being sorry leads nowhere and is worth nothing; with one, it is worth most.
     help_credit = sum(WEIGHTS[name] * parts[name] for name in HELP)
-    sorry = WEIGHTS["apology"] * parts["apology"]
+    sorry = WEIGHTS["apology"] * parts["apology"] * (help_credit > 0)
     kept = _between(UNSORRY, parts["apology"]) * _between(STANDSTILL, parts["moves"])
     shaped = _between(RAMBLING, parts["brief"]) * (kept * help_credit + sorry)
     value = 0.0 if cheated else 1.0 if progress.success else shaped

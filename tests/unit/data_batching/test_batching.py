@@ -348,3 +348,22 @@ def test_two_bad_tokens_among_ten_cost_a_fifth_in_every_cut(dp: int, cap: int) -
             logps = torch.full(batch.targets_R.shape, -1.0)
             total += float(loss_fn(logps, torch.zeros_like(logps), batch)[0])
     assert total == pytest.approx(0.2, rel=1e-6)
+
+
+# Credit by turn.
+
+
+def test_each_turn_carries_its_share_of_its_own_credit_and_the_rest_of_the_episodes() -> None:
+    [plain] = [group("a", [1, 0], [3, 4])]
+    values = [(0.0, 0.75), (0.0, 0.0)]
+    episodes = tuple(
+        replace(e, score=Score(e.score.value, 0.0, before=before))
+        for e, before in zip(plain.episodes, values, strict=True)
+        if e.score is not None
+    )
+    samples, _ = make_samples([replace(plain, episodes=episodes)], config(algorithm={"turn_credit": 0.5}))
+    first = samples[0].advantages[samples[0].response_mask]
+    # episode: 0.5; turns gained 1.0 and 0.25 against 0 and 0
+    np.testing.assert_allclose(first, [0.5] * 3 + [0.5 * 0.5 + 0.5 * 0.125] * 2)
+    assert (samples[0].advantages[~samples[0].response_mask] == 0).all()
+    np.testing.assert_allclose(samples[1].advantages[samples[1].response_mask], -np.array([0.5] * 4 + [0.3125] * 2))
