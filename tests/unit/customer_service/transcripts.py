@@ -193,13 +193,13 @@ GOOD = [
 PARTIAL = [
     partial("asks as the customer would", PARCEL, """
         A: I'm sorry for the delay. Do you need my email?
-        C: All right. Do you need my email address?""", 0.08, 0.08),
+        C: All right. Do you need my email address?""", 0, 0),
     partial("speaks of the customer, not to the customer", KETTLE, """
         A: I'm sorry about the kettle. Please provide the customer's order number.
         C: All right. Do you need my order number?""", 0.15, 0.15),
     partial("tells itself to ask", KETTLE, """
         A: I'm sorry about the kettle. Please ask the customer for the order number.
-        C: All right. Do you need my order number?""", 0.1, 0.1),
+        C: All right. Do you need my order number?""", 0, 0),
     partial("wants the remedy for itself", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
@@ -231,20 +231,20 @@ PARTIAL = [
         A: I'm sorry to hear that.
         C: Thanks. What do you need from me?
         A: Have a nice day.
-        C: I give up. I will shop elsewhere.""", 0.08, 0.08),
+        C: I give up. I will shop elsewhere.""", 0, 0),
     partial("only the question", KETTLE, """
         A: Could you please give me your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: I will look at it some day.
-        C: So what are you going to do for me?""", 0.06, 0.06),
+        C: So what are you going to do for me?""", 0.08, 0.08),
     partial("asks for something else", KETTLE, """
         A: I'm sorry about that. Could you tell me your phone number?
-        C: Why would you need that? What else do you need from me?""", 0.166, 0.166),
+        C: Why would you need that? What else do you need from me?""", 0.168, 0.168),
     partial("no apology at all", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: We can send you a replacement. Is that okay?
-        C: Yes, that works for me. Thank you.""", 0.225, 0.225),
+        C: Yes, that works for me. Thank you.""", 0.3, 0.3),
     partial("apology after the deal", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
@@ -278,7 +278,7 @@ PARTIAL = [
         C: Yes, that works for me. Thank you.""", 0.85, 0.85),
     partial("only a promise", KETTLE, """
         A: We will send you a replacement. Is that okay?
-        C: How? You know nothing about my case yet. What do you need from me?""", 0.028, 0.029),
+        C: How? You know nothing about my case yet. What do you need from me?""", 0.038, 0.039),
     partial("mentions the remedy, does not offer it", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
@@ -291,10 +291,10 @@ PARTIAL = [
         C: And what can you offer me?""", 0.3, 0.3),
     partial("mentions the detail, does not ask", KETTLE, """
         A: I'm sorry about your kettle. Thank you for your order number.
-        C: All right. Do you need my order number?""", 0.1, 0.1),
+        C: All right. Do you need my order number?""", 0, 0),
     partial("does not need the detail", KETTLE, """
         A: I'm sorry about your kettle. We don't need your order number for that.
-        C: All right. Do you need my order number?""", 0.1, 0.1),
+        C: All right. Do you need my order number?""", 0, 0),
     partial("the customer does not agree", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
