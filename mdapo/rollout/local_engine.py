@@ -87,7 +87,7 @@ class LocalEngine:
         kind = "oneDNN packed weights" if packing_available(model.dtype, model.device) else "plain weights"
         dtype = str(model.dtype).removeprefix("torch.")
         return (
-            f"local engine: {dtype} on {model.device}, {kind}, {self._threads} threads, "
+            f"local, in-process: {dtype} on {model.device}, {kind}, {self._threads} threads, "
             f"{self._slots.count} dialogues x {self.max_context} tokens"
         )
 

@@ -98,7 +98,12 @@ class LiveRollout:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)
         self.journal.note_evaluation(step, episodes)
-        return evaluation(episodes)
+        found = evaluation(episodes)
+        success, reward = found["eval/success"], found["eval/reward"]
+        self.journal.say(
+            f"evaluated after step {step}: success {success:.3f}, reward {reward:.3f}, {len(episodes)} conversations"
+        )
+        return found
 
     def trained(self, collected: Collected) -> None:
         self.batch.trained(collected)
