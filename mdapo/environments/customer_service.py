@@ -19,7 +19,6 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "Here you go: {value}. What will you offer me?",
         "{value}. So what do you offer?",
         "Sure, {value}. And what can you offer me?",
-        "It is {value}. What happens now?",
     ),
     "gives_cross": (
         "It is {value}. Not even an apology? What can you offer me?",
@@ -97,7 +96,8 @@ class CustomerService:
         persuaded = turn.invites or (self._easy and offered_now)
         if now.offered_at is not None and persuaded and not turn.offers - {self._facts.remedy}:
             return self._say(self._random.choice(ACCEPTANCES), end="done")
-        advanced = _milestones(now) > _milestones(self._before)
+        # A first wrong offer is something to talk about.
+        advanced = _milestones(now) > _milestones(self._before) or (now.wrong and not self._before.wrong)
         self._before = now
         self._fruitless += not advanced
         if self._fruitless >= self._patience:
