@@ -181,7 +181,8 @@ def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader])
 
 
 def _score(entry: dict[str, Any]) -> Score:
-    return Score(**{**entry, "before": tuple(entry.get("before", ()))})
+    fields: dict[str, Any] = {**entry, "before": tuple(entry.get("before", ()))}
+    return Score(**fields)
 
 
 def _turn(entry: dict[str, Any], readers: Sequence[_Reader]) -> Turn:
