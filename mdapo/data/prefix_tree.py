@@ -66,7 +66,7 @@ def prefix_tree(rows: Sequence[np.ndarray], *, least: int = LEAST) -> PrefixTree
                 waiting.append((siblings, end, end, lay(siblings, begin, end, parent)))
             else:
                 waiting.append((siblings, begin, end, parent))
-    return PrefixTree(tuple(int(e) for e in ends), tuple(parents), np.concatenate(sources), place_U)
+    return PrefixTree(tuple(ends), tuple(parents), np.concatenate(sources), place_U)
 
 
 def share_prefixes(mb: MicroBatch, rows: Sequence[np.ndarray], *, multiple: int = 1) -> MicroBatch:
