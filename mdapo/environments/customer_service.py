@@ -18,7 +18,7 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "It is {value}. What can you offer me?",
         "Here you go: {value}. What will you offer me?",
         "{value}. So what do you offer?",
-        "Sure, {value}. And what can you offer me?",
+        "Sure, {value}. Can you offer me {right}?",
     ),
     "gives_cross": (
         "It is {value}. Not even an apology? What can you offer me?",
@@ -54,7 +54,7 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "And what can you offer me?",
         "What do you offer me, then?",
         "So what can you offer me?",
-        "What will you offer me?",
+        "Will you offer me {right}?",
     ),
     "angry": (
         "That does not help me. Which details do you need?",

@@ -22,6 +22,7 @@ RAMBLING = 0.3  # share of it that is left when no turn was short and finished
 STANDSTILL = 0.6  # share of it that is left when no turn moved the case on, as one that asks what it was told
 MIXED_REMEDY = 0.4  # share of a right offer's credit that is left when a wrong one was made too
 WRONG_REMEDY = 0.2  # for an offer at the right time, but of what the policy does not allow
+NAMED_REMEDY = 0.25  # for naming the right remedy at the right time, in words that do not offer it
 SOME_OFFER = 0.1  # for offering something at the right time, without a word of what
 EARLY_REMEDY = 0.4  # for the right remedy, but before the detail is known
 OTHER_DETAIL = 0.4  # share of the detail's credit for asking for another one
@@ -41,6 +42,7 @@ class Progress:
     early: bool = False  # the right remedy promised before the detail, without asking for it
     wrong: bool = False
     proposed: bool = False  # offered something after the detail, whatever it was
+    named: bool = False  # the right remedy and no other, after the detail
     confirmed: bool = False
     moves: int = 0  # turns that reached something new, or asked for the agreement to a right offer
 
@@ -97,6 +99,8 @@ def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> bo
         done.setdefault("asked_at", at)
     if given and turn.proposes and not turn.asks:
         done["proposed"] = True
+    if given and turn.named == {facts.remedy}:
+        done["named"] = True
     if turn.offers - {facts.remedy}:
         done["wrong"] = True
     elif facts.remedy in turn.offers:
@@ -120,8 +124,8 @@ def _remedy_credit(progress: Progress) -> float:
     if progress.offered_at is not None:
         return MIXED_REMEDY if progress.wrong else 1.0
     if progress.wrong:
-        return WRONG_REMEDY * progress.given
-    return max(EARLY_REMEDY * progress.early, SOME_OFFER * progress.proposed)
+        return max(WRONG_REMEDY * progress.given, NAMED_REMEDY * progress.named)
+    return max(EARLY_REMEDY * progress.early, NAMED_REMEDY * progress.named, SOME_OFFER * progress.proposed)
 
 
 def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason) -> Score:

@@ -204,17 +204,17 @@ PARTIAL = [
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: I would like a replacement. Is that okay?
-        C: And what can you offer me?""", 0.3, 0.3),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("sends the customer away", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: You can ask for a replacement in another shop. Is that okay?
-        C: And what can you offer me?""", 0.3, 0.3),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("asks what to offer", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: Please let me know what kind of replacements I can offer.
-        C: And what can you offer me?""", 0.3, 0.3),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("asks for whatever", KETTLE, """
         A: I'm sorry about your kettle. Can you please provide more information?
         C: All right. Do you need my order number?""", 0.15, 0.15),
@@ -283,7 +283,7 @@ PARTIAL = [
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: I understand that you want a replacement. I will ask whether a replacement is possible.
-        C: And what can you offer me?""", 0.3, 0.3),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("refuses the right remedy", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
