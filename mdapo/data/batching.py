@@ -6,7 +6,8 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
 from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches
-from mdapo.ops.pack import pack
+from mdapo.ops.pack import Segments, pack, segments
 from mdapo.types import MicroBatch, Sample
 
 if TYPE_CHECKING:
@@ -102,17 +103,16 @@ def plan_shares(
     for mini in sorted(by_mini):
         members = by_mini[mini]
         plan = _plan(members, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=micro_multiple)
-        for rank, micro_batches in enumerate(plan.ranks):
-            shares[rank].append(
-                [
-                    pack_micro_batch(
-                        [members[i] for i in chosen],
-                        token_multiple=token_multiple,
-                        remove_padding=cfg.actor.use_remove_padding,
-                    )
-                    for chosen in micro_batches
-                ]
+        packed = iter(
+            pack_micro_batches(
+                members,
+                [chosen for rank in plan.ranks for chosen in rank],
+                token_multiple=token_multiple,
+                remove_padding=cfg.actor.use_remove_padding,
             )
+        )
+        for rank, micro_batches in enumerate(plan.ranks):
+            shares[rank].append([next(packed) for _ in micro_batches])
     return shares
 
 
@@ -133,42 +133,74 @@ def trim(sample: Sample) -> Sample:
     )
 
 
-def pack_micro_batch(samples: Sequence[Sample], *, token_multiple: int = 1, remove_padding: bool = True) -> MicroBatch:
-    """One micro-batch of ``samples``; of none, a filler: a sequence of zeros whose one scored token has weight 0.
+def pack_micro_batches(
+    samples: Sequence[Sample],
+    groups: Sequence[Sequence[int]],
+    *,
+    token_multiple: int = 1,
+    remove_padding: bool = True,
+) -> list[MicroBatch]:
+    """A micro-batch of each group of indices into ``samples``, all packed at once: their tensors are views.
 
-    A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the
-    longest, rounded up (the result is still in packed form, for one code path; padding comes after all scored tokens
-    and is never scored).
+    An empty group makes a filler: a sequence of zeros whose one scored token has weight 0. A token at position p of its
+    sequence is scored at p - 1. With ``remove_padding`` off each row is padded to its group's longest, rounded up (the
+    result is still in packed form, for one code path; padding comes after all scored tokens and is never scored).
     """
+    filler = len(samples)
+    groups = [group if len(group) else (filler,) for group in groups]
     rows = {
-        "ids": [s.ids for s in samples],
-        "mask": [s.response_mask for s in samples],
-        "advantages": [s.advantages for s in samples],
-        "weights": [s.loss_weights for s in samples],
-        "rollout_logps": [s.rollout_logps for s in samples],
+        "ids": [*(s.ids for s in samples), np.zeros(FILLER_TOKENS, np.int32)],
+        "mask": [*(s.response_mask for s in samples), np.arange(FILLER_TOKENS) == FILLER_TOKENS - 1],
+        **{
+            name: [*(getattr(s, name) for s in samples), np.zeros(FILLER_TOKENS, np.float32)]
+            for name in ("advantages", "loss_weights", "rollout_logps")
+        },
     }
-    if not samples:
-        rows = _filler_rows()
-    row_len = None if remove_padding else _round_up(max(len(ids) for ids in rows["ids"]), token_multiple)
-    packed = pack(rows, multiple=token_multiple, row_len=row_len)
-    scored_R = np.flatnonzero(packed.fields["mask"])
-    assert len(scored_R) and packed.positions_T[scored_R].all(), "a scored token needs one before it"
+    lengths_N = np.array([len(ids) for ids in rows["ids"]], np.int64)
+    spans_N = None
+    if not remove_padding:
+        spans_N = lengths_N.copy()
+        for group in groups:
+            spans_N[list(group)] = _round_up(int(lengths_N[list(group)].max()), token_multiple)
+    layout = segments(lengths_N, groups=groups, multiple=token_multiple, spans_N=spans_N)
+    packed = pack(rows, layout)
+    packed["ids"] = packed["ids"].long()
+    return _cut(packed, layout)
 
-    def of_scored(name: str) -> torch.Tensor:
-        return torch.from_numpy(packed.fields[name][scored_R].astype(np.float32))
 
-    ids_T = packed.fields["ids"].astype(np.int64)
-    return MicroBatch(
-        ids_T=torch.from_numpy(ids_T),
-        positions_T=torch.from_numpy(packed.positions_T),
-        cu_seqlens=packed.cu_seqlens,
-        loss_index_R=torch.from_numpy(scored_R - 1),
-        targets_R=torch.from_numpy(ids_T[scored_R]),
-        segment_R=torch.from_numpy(np.searchsorted(packed.cu_seqlens, scored_R, side="right") - 1),
-        advantages_R=of_scored("advantages"),
-        loss_weights_R=of_scored("weights"),
-        rollout_logps_R=of_scored("rollout_logps"),
-    )
+def _cut(packed: Mapping[str, torch.Tensor], layout: Segments) -> list[MicroBatch]:
+    """The groups of a packed buffer, each with its scored tokens."""
+    positions_T = layout.positions_on("cpu")
+    scored_K = packed["mask"].nonzero()[:, 0]
+    assert positions_T[scored_K].all(), "a scored token needs one before it"
+    cu_M1 = layout.cu_seqlens_M1
+    first_G1 = np.array(layout.bounds)
+    token_G1 = cu_M1[first_G1]
+    scored_G1 = np.searchsorted(scored_K.numpy(), token_G1)
+    counts_G = np.diff(scored_G1)
+    assert counts_G.all(), "a micro-batch without a scored token"
+    of_group = {
+        "ids_T": packed["ids"].split(np.diff(token_G1).tolist()),
+        "positions_T": positions_T.split(np.diff(token_G1).tolist()),
+    }
+    segment_K = np.searchsorted(cu_M1, scored_K.numpy(), side="right") - 1 - np.repeat(first_G1[:-1], counts_G)
+    of_scored = {
+        "loss_index_R": scored_K - 1 - torch.from_numpy(np.repeat(token_G1[:-1], counts_G)),
+        "targets_R": packed["ids"][scored_K],
+        "segment_R": torch.from_numpy(segment_K),
+        "advantages_R": packed["advantages"][scored_K].float(),
+        "loss_weights_R": packed["loss_weights"][scored_K].float(),
+        "rollout_logps_R": packed["rollout_logps"][scored_K].float(),
+    }
+    of_group |= {name: values.split(counts_G.tolist()) for name, values in of_scored.items()}
+    bounds, cu = layout.bounds, cu_M1.tolist()
+    return [
+        MicroBatch(
+            cu_seqlens=tuple(c - cu[first] for c in cu[first : last + 1]),
+            **{name: parts[g] for name, parts in of_group.items()},
+        )
+        for g, (first, last) in enumerate(pairwise(bounds))
+    ]
 
 
 def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
@@ -212,17 +244,6 @@ def _penalty(episode: Episode, cfg: Config) -> float:
         buffer_len=buffer.len,
         factor=buffer.penalty_factor,
     )
-
-
-def _filler_rows() -> dict[str, list[np.ndarray]]:
-    zeros = np.zeros(FILLER_TOKENS, np.float32)
-    return {
-        "ids": [np.zeros(FILLER_TOKENS, np.int32)],
-        "mask": [np.arange(FILLER_TOKENS) == FILLER_TOKENS - 1],
-        "advantages": [zeros],
-        "weights": [zeros],
-        "rollout_logps": [zeros],
-    }
 
 
 def _round_up(value: int, multiple: int) -> int:

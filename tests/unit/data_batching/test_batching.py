@@ -11,7 +11,7 @@ import torch
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.config.schema import Actor, Algorithm, Config, Data, Model, OverlongBuffer, RewardCfg, Rollout
-from mdapo.data.batching import make_samples, pack_micro_batch, plan_shares, trim
+from mdapo.data.batching import make_samples, pack_micro_batches, plan_shares, trim
 from mdapo.errors import UserError
 from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, Score, Turn
 
@@ -157,7 +157,7 @@ def test_tokens_after_the_last_of_the_policy_are_dropped() -> None:
 
 def test_a_scored_token_is_predicted_from_the_one_before_it() -> None:
     samples, _ = make_samples(mixed_groups(), config())
-    batch = pack_micro_batch(samples[:3], token_multiple=8)
+    [batch] = pack_micro_batches(samples, [[0, 1, 2]], token_multiple=8)
     assert batch.num_tokens % 8 == 0
     assert batch.num_tokens == len(batch.ids_T) == len(batch.positions_T)
     expected = np.concatenate([s.ids[s.response_mask] for s in samples[:3]])
@@ -175,7 +175,7 @@ def test_a_scored_token_is_predicted_from_the_one_before_it() -> None:
 def test_padded_rows_are_of_one_length_that_the_token_multiple_divides() -> None:
     """No odd segment behind the rows: a layer that wants [batch, sequence] gets rows only."""
     samples, _ = make_samples(mixed_groups(), config())
-    batch = pack_micro_batch(samples[:3], token_multiple=4, remove_padding=False)
+    [batch] = pack_micro_batches(samples, [[0, 1, 2]], token_multiple=4, remove_padding=False)
     assert batch.cu_seqlens == (0, 20, 40, 60)
     assert max(len(s.ids) for s in samples[:3]) == 17
     assert torch.equal(batch.ids_T[batch.loss_index_R + 1], batch.targets_R)
@@ -183,7 +183,7 @@ def test_padded_rows_are_of_one_length_that_the_token_multiple_divides() -> None
 
 def test_a_filler_has_one_scored_token_without_weight() -> None:
     """Case 10."""
-    batch = pack_micro_batch([], token_multiple=4)
+    [batch] = pack_micro_batches([], [[]], token_multiple=4)
     assert batch.num_tokens == 4
     assert len(batch.targets_R) == 1
     assert (batch.loss_weights_R == 0).all()
