@@ -130,19 +130,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), uint32_t blocks, cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 }  // namespace
 
 cudaError_t launch_copy(const CopyJob& job, cudaStream_t stream) {
-  if (job.num_blocks == 0) return cudaSuccess;
-  copy_kernel<<<job.num_blocks, kThreads, 0, stream>>>(job);
-  return cudaGetLastError();
+  return job.num_blocks == 0 ? cudaSuccess : launch(copy_kernel, job.num_blocks, stream, job);
 }
 
 cudaError_t launch_mask_spans(const uint8_t* mask, int64_t* spans, int64_t rows, int64_t size, cudaStream_t stream) {
   if (rows == 0) return cudaSuccess;
   const int64_t blocks = (rows * kWarp + kThreads - 1) / kThreads;
-  mask_spans_kernel<<<static_cast<uint32_t>(blocks), kThreads, 0, stream>>>(mask, spans, rows, size);
-  return cudaGetLastError();
+  return launch(mask_spans_kernel, static_cast<uint32_t>(blocks), stream, mask, spans, rows, size);
 }
 
 }  // namespace mdapo::pack

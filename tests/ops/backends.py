@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cuda_twin import build as cuda_twin
+from cuda_twin import pack_twin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mdapo.ops import registry
@@ -63,8 +65,15 @@ def _native(kind: str) -> Callable[[str], str]:
     return missing
 
 
+def _twin(op: str) -> str:
+    if cuda_twin.CXX is None:
+        return "no C++ compiler"
+    return "" if op in ("pack",) else f"no twin driver for {op}"
+
+
 BACKENDS = [
     Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
     Backend("cpu", "cpu", _native("cpu")),
     Backend("cuda", "cuda", _native("cuda")),
+    Backend("cuda twin", "cpu", _twin, lambda: pack_twin.table()),
 ]
