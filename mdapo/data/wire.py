@@ -23,7 +23,8 @@ from mdapo.errors import UserError
 from mdapo.types import Episode, Group, Message, Prompt, Score, Turn
 
 SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-2", "mdapo-groups-1"
-TYPES = {"int64": "I64", "int32": "I32", "float32": "F32", "bool": "BOOL"}  # numpy's names and safetensors'
+# numpy's types and safetensors' names; numpy's own names are slow to come by.
+TYPES = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.float32): "F32", np.dtype(np.bool_): "BOOL"}
 # What reading bytes that are not ours can raise: all of it means the same to a user.
 MALFORMED = (SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError)
 
@@ -36,7 +37,7 @@ def dump_share(share: Share) -> bytes:
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        header[name] = {"dtype": TYPES[array.dtype.name], "shape": array.shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": TYPES[array.dtype], "shape": array.shape, "data_offsets": (start, end)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data begins aligned
     return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays.values())])
