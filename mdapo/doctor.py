@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
+from mdapo.ops import registry
 from mdapo.tracking.environment import describe_environment
 from mdapo.trainer.report import aligned, parts
 
 # What mdapo and torch read from the environment.
 VARIABLES = ("MDAPO_DEVICE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-VARIABLES += ("ASCEND_RT_VISIBLE_DEVICES", "HF_HUB_OFFLINE")
+VARIABLES += ("ASCEND_RT_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "MDAPO_OPS", "MDAPO_REQUIRE_NATIVE")
 
 
 def doctor() -> str:
@@ -23,5 +24,12 @@ def doctor() -> str:
     ]
     packages = [("python", found["python"]), *found["packages"].items(), ("git", found["git"] or "not a checkout")]
     variables = [(name, os.environ.get(name, "not set")) for name in VARIABLES]
-    sections = {"machine": machine, "parts": parts(), "packages": packages, "environment": variables}
+    sections = {"machine": machine, "parts": parts(), "ops": _ops(), "packages": packages, "environment": variables}
     return "\n\n".join(f"{title}\n{aligned(rows)}" for title, rows in sections.items())
+
+
+def _ops() -> list[tuple[str, str]]:
+    """Each op with its kernels, and why a backend's library is not in use."""
+    ops = registry.native_backends()
+    rows = [(op, f"native on {', '.join(kinds)}" if kinds else "reference (plain torch)") for op, kinds in ops.items()]
+    return rows + [(f"{kind} library", why or "loaded") for kind, why in registry.LIBRARIES.items()]

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv in the project from requirements.lock and installs mdapo into it, editable. A second run does nothing.
+# Makes .venv in the project from requirements.lock, installs mdapo into it, editable, and compiles its native ops where
+# there is a compiler. A second run does nothing.
 #   PYTHON=python3.12 bash scripts/install.sh     another interpreter (3.11 or newer)
 #   VENV=/data/venv   bash scripts/install.sh     another place
+#   MDAPO_BUILD=none  bash scripts/install.sh     no native ops (auto, none, cpu, cuda, npu: csrc/README.md)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${VENV:-$root/.venv}
@@ -53,7 +55,15 @@ pip_install() {
     fail "pip could not install: $*"
 }
 
-current && exit 0
+# Quick when nothing changed; without a compiler it says so in a line, and the plain-torch references serve.
+native() {
+    "$venv/bin/python" "$root/csrc/compile.py" || exit 2
+}
+
+if current; then
+    native
+    exit 0
+fi
 started=$SECONDS
 find_python
 parent=$(dirname "$venv")
@@ -63,7 +73,10 @@ mkdir -p "$parent" 2>/dev/null && [ -w "$parent" ] || fail "$parent cannot be wr
 if command -v flock >/dev/null; then
     exec 9<"$parent"
     flock 9
-    current && exit 0
+    if current; then
+        native
+        exit 0
+    fi
 fi
 free_mb=$(df -Pm "$parent" | awk 'NR == 2 {print $4}')
 [ -x "$venv/bin/python" ] || [ "$free_mb" -ge "$need_mb" ] ||
@@ -80,6 +93,7 @@ echo "install: $venv with $("$python" --version), once, a few minutes"
 }
 pip_install -r "$root/requirements.lock"
 pip_install --no-deps -r "$root/requirements-data.lock"
-pip_install --no-deps --no-build-isolation -e "$root"
+MDAPO_BUILD=none pip_install --no-deps --no-build-isolation -e "$root"
+native
 wanted >"$stamp"
 echo "install: done in $((SECONDS - started)) s"

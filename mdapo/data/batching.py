@@ -1,4 +1,4 @@
-"""Groups -> samples with credit -> a plan -> packed micro-batches.
+"""Groups -> samples with credit -> a plan -> shares.
 
 Everything that needs to see the whole step happens here, on one rank: advantages, the loss denominators (inside
 ``Sample.loss_weights``) and the cut. What follows is a plain sum over micro-batches and ranks.
@@ -7,25 +7,23 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from mdapo.algorithms.advantages import advantages, spread, turn_advantages
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
-from mdapo.data.prefix_tree import prefix_tree, share_prefixes
+from mdapo.data.prefix_tree import prefix_tree
+from mdapo.data.shares import Share, pack_shares, rows_of
+from mdapo.data.unfold import unfold
 from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
-from mdapo.ops.pack import pack
-from mdapo.types import MicroBatch, Sample
+from mdapo.types import Sample
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Algorithm, Config
-    from mdapo.types import Episode, Group
-
-FILLER_TOKENS = 2  # a sequence needs one token to read and one to score
+    from mdapo.types import Episode, Group, MicroBatch
 
 
 def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -96,127 +94,41 @@ def mini_batch_groups(cfg: Config) -> int:
 
 def plan_shares(
     samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int = 1, micro_multiple: int = 1
-) -> list[list[list[MicroBatch]]]:
-    """``[dp rank][mini-batch][micro-batch]``: equal numbers of micro-batches on all ranks in every mini-batch.
+) -> list[Share]:
+    """A share for each data-parallel rank: equal numbers of micro-batches on all ranks in every mini-batch.
 
     Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each
     micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch
     never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample
     unless ``actor.over_cap`` is ``alone``.
     """
-    shares: list[list[list[MicroBatch]]] = [[] for _ in range(dp)]
-    by_mini: dict[int, list[Sample]] = {}
-    for sample in samples:
-        if sample.loss_weights.any():
-            by_mini.setdefault(sample.group // mini_batch_groups(cfg), []).append(trim(sample))
-    for mini in sorted(by_mini):
-        members = by_mini[mini]
-        plan = _plan(members, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=micro_multiple)
-        for rank, micro_batches in enumerate(plan.ranks):
-            shares[rank].append(
-                [
-                    pack_micro_batch(
-                        [members[i] for i in chosen],
-                        token_multiple=token_multiple,
-                        remove_padding=cfg.actor.use_remove_padding,
-                        share_prefix=shares_prefix(cfg),
-                    )
-                    for chosen in micro_batches
-                ]
-            )
-    return shares
-
-
-def trim(sample: Sample) -> Sample:
-    """The sample up to its last token of the policy; what follows is never predicted and predicts nothing scored."""
-    end = int(np.flatnonzero(sample.response_mask)[-1]) + 1
-    if end == len(sample.ids):
-        return sample
-    return Sample(
-        uid=sample.uid,
-        group=sample.group,
-        ids=sample.ids[:end],
-        response_mask=sample.response_mask[:end],
-        rollout_logps=sample.rollout_logps[:end],
-        versions=sample.versions[:end],
-        advantages=sample.advantages[:end],
-        loss_weights=sample.loss_weights[:end],
-    )
-
-
-def pack_micro_batch(
-    samples: Sequence[Sample], *, token_multiple: int = 1, remove_padding: bool = True, share_prefix: bool = False
-) -> MicroBatch:
-    """One micro-batch of ``samples``; of none, a filler: a sequence of zeros whose one scored token has weight 0.
-
-    A token at position p of its sequence is scored at p - 1. With ``remove_padding`` off each row is padded to the
-    longest, rounded up (the result is still in packed form, for one code path; padding comes after all scored tokens
-    and is never scored). With ``share_prefix`` common beginnings are laid out once.
-    """
-    rows = {
-        "ids": [s.ids for s in samples],
-        "mask": [s.response_mask for s in samples],
-        "advantages": [s.advantages for s in samples],
-        "weights": [s.loss_weights for s in samples],
-        "rollout_logps": [s.rollout_logps for s in samples],
-    }
-    if not samples:
-        rows = _filler_rows()
-    row_len = None if remove_padding else _round_up(max(len(ids) for ids in rows["ids"]), token_multiple)
-    packed = pack(rows, multiple=1 if share_prefix else token_multiple, row_len=row_len)
-    scored_R = np.flatnonzero(packed.fields["mask"])
-    assert len(scored_R) and packed.positions_T[scored_R].all(), "a scored token needs one before it"
-
-    def of_scored(name: str) -> torch.Tensor:
-        return torch.from_numpy(packed.fields[name][scored_R].astype(np.float32))
-
-    ids_T = packed.fields["ids"].astype(np.int64)
-    unshared = MicroBatch(
-        ids_T=torch.from_numpy(ids_T),
-        positions_T=torch.from_numpy(packed.positions_T),
-        cu_seqlens=packed.cu_seqlens,
-        loss_index_R=torch.from_numpy(scored_R - 1),
-        targets_R=torch.from_numpy(ids_T[scored_R]),
-        segment_R=torch.from_numpy(np.searchsorted(packed.cu_seqlens, scored_R, side="right") - 1),
-        advantages_R=of_scored("advantages"),
-        loss_weights_R=of_scored("weights"),
-        rollout_logps_R=of_scored("rollout_logps"),
-    )
-    return share_prefixes(unshared, rows["ids"], multiple=token_multiple) if share_prefix else unshared
-
-
-def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
-    lengths = [len(s.ids) for s in samples]
-    if not cfg.actor.use_remove_padding:
-        lengths = [_round_up(length, token_multiple) for length in lengths]
-    if not cfg.actor.use_dynamic_bsz:
-        return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
-
-    def plan(lengths: Sequence[int]) -> Plan:
-        return plan_micro_batches(
-            lengths,
+    rows = rows_of(samples)
+    trains = np.flatnonzero(rows.trains_N)
+    mini_of = np.array([sample.group for sample in samples], np.int64)[trains] // mini_batch_groups(cfg)
+    cut: list[list[list[list[int]]]] = [[] for _ in range(dp)]
+    for mini in np.unique(mini_of):
+        members = trains[mini_of == mini].tolist()
+        plan = _plan(
+            [samples[i] for i in members],
+            [rows.ids(i) for i in members],
+            cfg,
             dp=dp,
-            cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
-            multiple=micro_multiple,
-            padded=not cfg.actor.use_remove_padding,
-            over_cap=cfg.actor.over_cap,
-            names=[s.uid for s in samples],
+            token_multiple=token_multiple,
+            micro_multiple=micro_multiple,
         )
+        for rank, micro in zip(cut, plan.ranks, strict=True):
+            rank.append([[members[i] for i in chosen] for chosen in micro])
+    return pack_shares(rows, cut)
 
-    best = plan(lengths)
-    if not shares_prefix(cfg):
-        return best
-    lowest = _slowest(best, lengths)
-    largest = max(Counter(s.group for s in samples).values())
-    for parts in (2**k for k in range(largest.bit_length())):  # a group whole, in halves, in quarters, ...
-        bundles = _bundles(samples, parts)
-        tokens = [len(prefix_tree([samples[i].ids for i in bundle]).source_T) for bundle in bundles]
-        if max(tokens) > cfg.actor.ppo_max_token_len // token_multiple * token_multiple:
-            continue
-        found = plan(tokens)
-        if _slowest(found, tokens) < lowest:
-            lowest, best = _slowest(found, tokens), _unbundled(found, bundles)
-    return best
+
+def micro_batches(share: Share, cfg: Config, *, token_multiple: int = 1) -> list[list[MicroBatch]]:
+    """``[mini-batch][micro-batch]`` of a share, laid out as `plan_shares` counted its tokens."""
+    return unfold(
+        share,
+        token_multiple=token_multiple,
+        remove_padding=cfg.actor.use_remove_padding,
+        share_prefix=shares_prefix(cfg),
+    )
 
 
 def shares_prefix(cfg: Config) -> bool:
@@ -225,13 +137,84 @@ def shares_prefix(cfg: Config) -> bool:
     return possible if wanted == "auto" else wanted
 
 
-def _bundles(samples: Sequence[Sample], parts: int) -> list[list[int]]:
-    """Each group in so many parts of consecutive samples, which stay together."""
-    groups: dict[int, list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.group, []).append(index)
-    cut = (np.array_split(members, min(parts, len(members))) for members in groups.values())
-    return [[int(i) for i in part] for group in cut for part in group]
+def _plan(
+    samples: Sequence[Sample],
+    ids: Sequence[np.ndarray],
+    cfg: Config,
+    *,
+    dp: int,
+    token_multiple: int,
+    micro_multiple: int,
+) -> Plan:
+    """Of one mini-batch; ``ids`` are the samples' as they will be packed."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    if not cfg.actor.use_remove_padding:
+        lengths = -(-lengths // token_multiple) * token_multiple
+    if not cfg.actor.use_dynamic_bsz:
+        return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
+    cap = cfg.actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
+
+    def plan(lengths: Sequence[int] | np.ndarray) -> Plan:
+        return plan_micro_batches(
+            lengths,
+            dp=dp,
+            cap=cap,
+            multiple=micro_multiple,
+            padded=not cfg.actor.use_remove_padding,
+            over_cap=cfg.actor.over_cap,
+            names=[sample.uid for sample in samples],
+        )
+
+    alone = plan(lengths)
+    if not shares_prefix(cfg):
+        return alone
+    together = _together(ids, [sample.group for sample in samples], plan, cap=cap, lowest=_slowest(alone, lengths))
+    return together or alone
+
+
+def _together(
+    ids: Sequence[np.ndarray],
+    groups: Sequence[int],
+    plan: Callable[[Sequence[int]], Plan],
+    *,
+    cap: int,
+    lowest: float,
+) -> Plan | None:
+    """Of the plans that keep rows of a group together, the one that leaves the slowest rank least to do.
+
+    ``plan`` takes the tokens of what stays together. None where no plan undercuts ``lowest``.
+    """
+    best = None
+    largest = max(Counter(groups).values())
+    for parts in (2**k for k in range((largest - 1).bit_length())):  # a group whole, in halves, in quarters, ...
+        bundles = _bundles(groups, parts)
+        tokens = [prefix_tree([ids[i] for i in bundle]).num_tokens for bundle in bundles]
+        if max(tokens) > cap:
+            continue
+        found = plan(tokens)
+        unbundled = _unbundled(found, bundles)
+        if _slowest(found, tokens) < lowest and _keeps(unbundled, ids, cap):
+            lowest, best = _slowest(found, tokens), unbundled
+    return best
+
+
+def _keeps(plan: Plan, ids: Sequence[np.ndarray], cap: int) -> bool:
+    """Whether the shared tokens of every micro-batch are within ``cap``.
+
+    Several bundles in one tree can have more than the sum of theirs: where all have a beginning in common, what only
+    one of them goes on to share may be too short for a node.
+    """
+    chosen = [[ids[i] for i in micro] for rank in plan.ranks for micro in rank if len(micro) > 1]
+    return all(sum(map(len, rows)) <= cap or prefix_tree(rows).num_tokens <= cap for rows in chosen)
+
+
+def _bundles(groups: Sequence[int], parts: int) -> list[list[int]]:
+    """Each group's rows in so many parts of neighbours, which stay together."""
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    cut = (np.array_split(own, min(parts, len(own))) for own in members.values())
+    return [part.tolist() for own in cut for part in own]
 
 
 def _unbundled(plan: Plan, bundles: Sequence[Sequence[int]]) -> Plan:
@@ -243,7 +226,7 @@ def _unbundled(plan: Plan, bundles: Sequence[Sequence[int]]) -> Plan:
     )
 
 
-def _slowest(plan: Plan, lengths: Sequence[int]) -> float:
+def _slowest(plan: Plan, lengths: Sequence[int] | np.ndarray) -> float:
     """Work of the rank that has most of it."""
     costs = token_cost(lengths)
     return max(float(sum(costs[i] for micro in rank for i in micro)) for rank in plan.ranks)
@@ -298,21 +281,6 @@ def _penalty(episode: Episode, cfg: Config) -> float:
         buffer_len=buffer.len,
         factor=buffer.penalty_factor,
     )
-
-
-def _filler_rows() -> dict[str, list[np.ndarray]]:
-    zeros = np.zeros(FILLER_TOKENS, np.float32)
-    return {
-        "ids": [np.zeros(FILLER_TOKENS, np.int32)],
-        "mask": [np.arange(FILLER_TOKENS) == FILLER_TOKENS - 1],
-        "advantages": [zeros],
-        "weights": [zeros],
-        "rollout_logps": [zeros],
-    }
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _mean(values: np.ndarray) -> float:

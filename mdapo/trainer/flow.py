@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
-from mdapo.data.batching import plan_shares
+from mdapo.data.batching import micro_batches, plan_shares
 from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
 from mdapo.megatron import layout as ranks
@@ -154,13 +154,14 @@ class Trainer:
 
     def scatter(self, samples: Sequence[Sample]) -> list[list[MicroBatch]]:
         """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
+        multiple = self.layout.token_multiple
 
         def plan() -> list[bytes]:
-            layout = self.layout
-            planned = plan_shares(samples, self.config, dp=layout.dp, token_multiple=layout.token_multiple)
+            planned = plan_shares(samples, self.config, dp=self.layout.dp, token_multiple=multiple)
             return [dump_share(share) for share in planned]
 
-        return load_share(ranks.scatter_shares(self.share_errors(plan)))
+        own = load_share(ranks.scatter_shares(self.share_errors(plan)))
+        return micro_batches(own, self.config, token_multiple=multiple)
 
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.

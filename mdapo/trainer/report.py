@@ -12,6 +12,7 @@ from mdapo import device
 from mdapo.config.model_facts import read_model
 from mdapo.config.plan import plan
 from mdapo.config.render import render_plan
+from mdapo.ops import registry
 
 if TYPE_CHECKING:
     from mdapo.trainer.flow import Trainer
@@ -21,12 +22,6 @@ ATTENTION = {
     "cpu": "torch's scaled_dot_product_attention, segment by segment",
     "cuda": "torch's varlen_attn; in float32 scaled_dot_product_attention, segment by segment",
     "npu": "npu_fusion_attention, TND",
-}
-# How each op is done. There are no native ones yet; with them comes the choice.
-OPS = {
-    "pack": "reference (numpy)",
-    "balance": "reference (numpy)",
-    "token_logprob": "reference (torch)",
 }
 Rows = list[tuple[str, str]]
 
@@ -42,7 +37,7 @@ def parts() -> Rows:
         ("versions", ", ".join(versions)),
         ("device", f"{here.torch_device}, {memory:.0f} GiB, collectives over {here.backend}{threads}"),
         ("attention", ATTENTION[here.kind]),
-        ("ops", ", ".join(f"{op}: {how}" for op, how in OPS.items())),
+        ("ops", registry.summary()),
     ]
 
 

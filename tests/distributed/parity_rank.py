@@ -18,9 +18,10 @@ warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from tiny_models import config, filler, loss_fn, pack, sequences  # noqa: E402
+from tiny_models import config, filler, loss_fn, pack, samples, sequences  # noqa: E402
 
-from mdapo.data.prefix_tree import share_prefixes  # noqa: E402
+from mdapo.data.shares import pack_shares, rows_of  # noqa: E402
+from mdapo.data.unfold import unfold  # noqa: E402
 from mdapo.megatron import layout as layouts  # noqa: E402
 from mdapo.megatron.actor import Actor  # noqa: E402
 from mdapo.types import MicroBatch  # noqa: E402
@@ -29,19 +30,19 @@ TIMEOUT_S = 120.0
 
 
 def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int, share: bool) -> list[MicroBatch]:
-    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence)."""
-    bins: list[list[Any]] = [[]]
-    for seq in seqs:
-        if bins[-1] and sum(len(ids) for ids, _ in [*bins[-1], seq]) > limit:
+    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence).
+
+    Shared prefixes are those of the trainer's own path.
+    """
+    bins: list[list[int]] = [[]]
+    for i, (ids, _) in enumerate(seqs):
+        if bins[-1] and sum(len(seqs[j][0]) for j in bins[-1]) + len(ids) > limit:
             bins.append([])
-        bins[-1].append(seq)
+        bins[-1].append(i)
     if share:
-        rows = [[ids for ids, _ in part] for part in bins]
-        return [
-            share_prefixes(pack(part, total=total), ids, multiple=multiple)
-            for part, ids in zip(bins, rows, strict=True)
-        ]
-    return [pack(part, multiple=multiple, total=total) for part in bins]
+        [packed] = pack_shares(rows_of(samples(seqs, total=total)), [[bins]])
+        return unfold(packed, token_multiple=multiple, share_prefix=True)[0]
+    return [pack([seqs[i] for i in part], multiple=multiple, total=total) for part in bins]
 
 
 def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:

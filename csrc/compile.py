@@ -1,0 +1,270 @@
+"""Compiles csrc/<op>/<op>_<backend>* into mdapo/_native/mdapo_<backend>.so, one library a backend, what changed only.
+
+    python csrc/compile.py                          what this machine can build
+    MDAPO_BUILD=cuda python csrc/compile.py         cpu and cuda, an error when that cannot be
+    MDAPO_CUDA_ARCHS="90a" MDAPO_BUILD=cuda ...     for these GPUs only (default 80 90a 100, and PTX for others)
+    python csrc/compile.py objects cuda             its object files only: a check, also under a torch without CUDA
+
+``MDAPO_BUILD``: ``auto`` (the default: cpu with a compiler and torch, cuda with nvcc and a CUDA build of torch, npu
+with ``ASCEND_HOME_PATH`` and ``SOC_VERSION``), ``none``, ``cpu``, ``cuda``, ``npu``. setup.py goes through here too.
+Standard library only; torch's files are looked up, not imported; nothing is run to find hardware, nothing downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib import util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CSRC, OBJECTS, NATIVE = ROOT / "csrc", ROOT / "build" / "csrc", ROOT / "mdapo" / "_native"
+MODES = ("auto", "none", "cpu", "cuda", "npu")
+# torch's stable ABI as of 2.10: one library serves every later torch.
+CXX_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
+CXX_FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
+CUDA_ARCHS = "80 90a 100"
+SOURCES = {
+    "cpu": ["*_cpu.cpp"],
+    "cuda": ["*_cuda.cu", "*_cuda_bind.cpp"],
+    "npu": ["*_ascend_host.cpp", "*_ascend_kernel.cpp"],
+}
+
+
+class BuildError(Exception):
+    """Why a library cannot be had: for people, without a traceback."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Where compilers and torch are; empty or None what this machine has not."""
+
+    cxx: str
+    nvcc: str
+    torch: Path | None
+    torch_version: str
+    torch_cuda: bool
+    ascend: Path | None
+    soc: str
+
+
+def find_tools(environ: Mapping[str, str] = os.environ) -> Tools:
+    spec = util.find_spec("torch")
+    torch = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    text = (torch / "version.py").read_text() if torch and (torch / "version.py").exists() else ""
+    version = re.search(r"^__version__ = '(.+)'", text, re.M)
+    home = environ.get("CUDA_HOME", "/usr/local/cuda")
+    ascend = environ.get("ASCEND_HOME_PATH")
+    return Tools(
+        cxx=_which(environ.get("CXX", ""), "g++", "c++", "clang++"),
+        nvcc=_which(environ.get("NVCC", ""), f"{home}/bin/nvcc", "nvcc"),
+        torch=torch,
+        torch_version=version[1] if version else "",
+        torch_cuda=re.search(r"^cuda[^=]*= '", text, re.M) is not None,
+        ascend=Path(ascend) if ascend else None,
+        soc=environ.get("SOC_VERSION", ""),
+    )
+
+
+def choose(mode: str, tools: Tools) -> list[str]:
+    """The backends to build. Raises ``BuildError`` where ``mode`` asks for what cannot be had."""
+    if mode not in MODES:
+        raise BuildError(f"MDAPO_BUILD={mode}: use one of {', '.join(MODES)}")
+    if mode == "none":
+        return []
+    wanted = ["cpu", "cuda", "npu"] if mode == "auto" else list(dict.fromkeys(["cpu", mode]))
+    lacking = {backend: _lacking(backend, tools) for backend in wanted}
+    if mode != "auto" and (missing := next(filter(None, lacking.values()), "")):
+        raise BuildError(f"MDAPO_BUILD={mode}: {missing}")
+    if lacking["cpu"]:
+        raise BuildError(lacking["cpu"])
+    return [backend for backend in wanted if not lacking[backend]]
+
+
+def sources(backend: str) -> list[Path]:
+    """A new op is found by its folder."""
+    return sorted(path for pattern in SOURCES[backend] for path in CSRC.glob(f"*/{pattern}"))
+
+
+def build(backend: str, tools: Tools, *, target: Path | None = None, objects: Path = OBJECTS) -> bool:
+    """Make the backend's library; False when it was up to date. Raises ``BuildError`` with the compiler's words."""
+    target = target or NATIVE / f"mdapo_{backend}.so"
+    if not sources(backend):
+        target.unlink(missing_ok=True)
+        return False
+    try:
+        made = compile_objects(backend, tools, objects=objects)
+    except BuildError:
+        target.unlink(missing_ok=True)  # rather none than one of other sources
+        raise
+    files = [str(path) for path in made]
+    command = [tools.cxx, "-shared", "-o", str(target), *files, *_libraries(backend, tools)]
+    record = objects / backend / "link.cmd"
+    known = target.exists() and record.exists() and record.read_text() == _text(command, tools)
+    if known and not any(made.values()):
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _replace(target, lambda path: _call([path if c == str(target) else c for c in command]))
+    record.write_text(_text(command, tools))
+    return True
+
+
+def compile_objects(backend: str, tools: Tools, *, objects: Path = OBJECTS) -> dict[Path, bool]:
+    """Object file -> whether it was made now. Raises ``BuildError`` with the compiler's words."""
+    folder = objects / backend
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sources(backend)
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", min(4, os.cpu_count() or 1)))) as pool:
+        made = list(pool.map(partial(_compile, folder=folder, tools=tools), files))
+    return dict(zip((_object(folder, f) for f in files), made, strict=True))
+
+
+def compile_command(source: Path, output: str, tools: Tools) -> list[str]:
+    if source.suffix == ".cu":
+        return [tools.nvcc, *NVCC_FLAGS, *arch_flags(), f"-I{CSRC}", "-c", str(source), "-o", output]
+    assert tools.torch is not None
+    includes = [f"-I{CSRC}", "-isystem", str(tools.torch / "include")]
+    if "_cuda" in source.stem:
+        includes += ["-DUSE_CUDA", "-isystem", str(_cuda_home(tools) / "include")]
+    if "_ascend" in source.stem:
+        assert tools.ascend is not None
+        includes += ["-isystem", str(tools.ascend / "include"), f"-DSOC_VERSION={tools.soc}"]
+    extra = os.environ.get("CXXFLAGS", "").split()
+    return [tools.cxx, *CXX_FLAGS, *extra, *includes, "-c", str(source), "-o", output]
+
+
+def arch_flags() -> list[str]:
+    """Machine code for each named architecture, and PTX of the oldest for those that come later."""
+    archs = os.environ.get("MDAPO_CUDA_ARCHS", CUDA_ARCHS).split()
+    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    return [*flags, f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+
+
+def _lacking(backend: str, tools: Tools) -> str:
+    """Why the backend cannot be built here, empty when it can."""
+    if not tools.cxx:
+        return "no C++ compiler (g++, c++ or clang++, or CXX)"
+    if tools.torch is None:
+        return "no torch to build against (with pip: --no-build-isolation)"
+    if backend == "cuda" and not tools.nvcc:
+        return "no nvcc (CUDA_HOME, or on PATH)"
+    if backend == "cuda" and not tools.torch_cuda:
+        return f"torch {tools.torch_version} is no CUDA build"
+    if backend == "npu" and not (tools.ascend and tools.soc):
+        return "ASCEND_HOME_PATH and SOC_VERSION are not both set"
+    return ""
+
+
+def _compile(source: Path, *, folder: Path, tools: Tools) -> bool:
+    """One object file; False when neither source, headers, flags nor torch have changed."""
+    target = _object(folder, source)
+    depends, record = target.with_suffix(".d"), target.with_suffix(".cmd")
+    text = _text(compile_command(source, str(target), tools), tools)
+    if record.exists() and record.read_text() == text and _newer(target, depends):
+        return False
+    record.unlink(missing_ok=True)
+
+    def compile_to(path: str) -> None:
+        log = _call([*compile_command(source, path, tools), "-MMD", "-MF", str(depends)])
+        target.with_suffix(".log").write_text(log)
+
+    _replace(target, compile_to)
+    record.write_text(text)
+    return True
+
+
+def _newer(target: Path, depends: Path) -> bool:
+    """The object is newer than all it was made from, as its dependency file lists it."""
+    if not (target.exists() and depends.exists()):
+        return False
+    names = re.split(r"(?<!\\)\s+", depends.read_text().replace("\\\n", " ").partition(":")[2].strip())
+    paths, made = [Path(name.replace("\\ ", " ")) for name in names], target.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= made for path in paths)
+
+
+def _replace(target: Path, make: Callable[[str], object]) -> None:
+    """In one piece: another process may be loading or making the same file."""
+    partial_path = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        make(str(partial_path))
+        partial_path.replace(target)
+    finally:
+        partial_path.unlink(missing_ok=True)
+
+
+def _call(command: Sequence[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stdout[-6000:]}")
+    if "warning:" in done.stdout:
+        print(done.stdout, file=sys.stderr)
+    return done.stdout
+
+
+def _libraries(backend: str, tools: Tools) -> list[str]:
+    """torch's own libraries by name: the process has them loaded, so no search path is written into ours."""
+    found = [f"-L{tools.torch}/lib", "-ltorch_cpu", "-fopenmp"]
+    if backend == "cuda":
+        found += ["-ltorch_cuda", f"-L{_cuda_home(tools)}/lib64", "-lcudart"]
+    if backend == "npu":
+        found += [f"-L{tools.ascend}/lib64", "-lascendcl"]
+    return found
+
+
+def _object(folder: Path, source: Path) -> Path:
+    return folder / f"{source.name}.o"
+
+
+def _cuda_home(tools: Tools) -> Path:
+    return Path(tools.nvcc).resolve().parent.parent
+
+
+def _text(command: Sequence[str], tools: Tools) -> str:
+    return f"torch {tools.torch_version}\n{' '.join(command)}\n"
+
+
+def _which(*names: str) -> str:
+    return next((found for name in names if name and (found := shutil.which(name))), "")
+
+
+def build_all(mode: str, *, native: Path = NATIVE) -> list[str]:
+    """The backends whose libraries are there now. In ``auto`` mode what fails is said in one line, not raised."""
+    tools = find_tools()
+    built = []
+    try:
+        chosen = choose(mode, tools)
+    except BuildError as error:
+        if mode != "auto":
+            raise
+        print(f"mdapo: no native ops, the plain-torch references serve: {error}")
+        return []
+    for backend in chosen:
+        target = native / f"mdapo_{backend}.so"
+        try:
+            if build(backend, tools, target=target):
+                print(f"mdapo: built {target}")
+        except BuildError as error:
+            if mode != "auto":
+                raise
+            print(f"mdapo: no native ops for {backend}, the plain-torch references serve: {error}")
+            continue
+        built.append(backend)
+    return built
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1:2] == ["objects"]:
+            compile_objects(sys.argv[2], find_tools())
+        else:
+            build_all(os.environ.get("MDAPO_BUILD", "auto"))
+    except BuildError as error:
+        sys.exit(f"mdapo: {error}")
