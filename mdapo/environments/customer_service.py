@@ -84,7 +84,7 @@ class CustomerService:
         self._patience = patience
         self._easy = self._random.random() < easy_share
         self._fruitless = 0
-        self._before = Progress()
+        self._before = follow(self._facts, prompt.messages)  # a prompt may begin in the middle of a conversation
 
     def opening(self) -> tuple[Message, ...]:
         return self._prompt.messages

@@ -154,6 +154,18 @@ def test_the_customer_leaves_after_fruitless_turns() -> None:
     assert [len(converse(script(*lines), patience=n)[0]) for n in (1, 2, 3)] == [4, 6, 8]
 
 
+def test_a_conversation_taken_over_in_the_middle_goes_on_from_there() -> None:
+    by_stage = {len(prompt.messages): prompt for prompt in rows("handover")[:2]}
+    apologised, informed = by_stage[4], by_stage[6]
+    offer = script(f"We can offer you {REMEDIES[informed.ground_truth['remedy']].names[0]}. Is that okay?")
+    _, end, score = converse(offer, informed)
+    assert (end, score.outcome) == ("done", 1.0)
+    idle = script("The weather is nice.")
+    for prompt in (apologised, informed):  # what the colleague reached is no progress of the new agent's
+        messages, end, score = converse(idle, prompt, patience=1)
+        assert (end, score.outcome, len(messages)) == ("gave_up", 0.0, len(prompt.messages) + 2)
+
+
 def test_same_seed_same_customer_and_other_seeds_differ() -> None:
     agent = script("I'm sorry about your kettle.", "What is your order number?", "I see.", "We will replace it, okay?")
     talks = [converse(agent, seed=seed)[0] for seed in range(8)]
