@@ -18,7 +18,7 @@ from mdapo.rewards.dialogue_lexicon import DETAILS, REMEDIES
 
 FOLDER = Path(__file__).parent.parent / "mdapo" / "environments" / "scenarios"
 # "handover": scenarios for training that begin in the middle, where a colleague left off.
-SIZES = {"train": 360, "heldout": 120, "handover": 360}
+SIZES = {"train": 360, "heldout": 120, "handover": 180}
 UNSEEN_SHARE = 3  # every third held-out scenario is of a kind that training never shows
 ORDER_NUMBER_SHARE = 0.4  # at least; it is what shops ask for most
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ def scenarios() -> dict[str, list[Row]]:
             turn = index // UNSEEN_SHARE if unseen else index
             row = _fresh(rng, taken, split, index, names[turn % len(names)])
             if split == "handover":
-                row["prompt"] += _colleague(rng, row, informed=index % 2 == 1)
+                row["prompt"] += _colleague(rng, row)
             rows[split].append(row)
     return rows
 
@@ -96,8 +96,8 @@ def _scenario(rng: random.Random, split: str, index: int, kind: str) -> Row:
     }
 
 
-def _colleague(rng: random.Random, row: Row, *, informed: bool) -> list[dict[str, str]]:
-    """What was said before the policy takes over: an apology; with ``informed`` also the detail, asked and given."""
+def _colleague(rng: random.Random, row: Row) -> list[dict[str, str]]:
+    """What was said before the policy takes over: an apology, and the detail, asked and given; no offer yet."""
     facts = row["reward_model"]["ground_truth"]
     words = {
         "p": row["extra_info"]["product"],
@@ -105,9 +105,12 @@ def _colleague(rng: random.Random, row: Row, *, informed: bool) -> list[dict[str
         "value": facts["value"],
         "right": REMEDIES[facts["remedy"]].names[0],
     }
-    said = [("assistant", material.APOLOGIES), ("user", REPLIES["soothed"])]
-    if informed:
-        said += [("assistant", material.REQUESTS), ("user", REPLIES["gives"])]
+    said = (
+        ("assistant", material.APOLOGIES),
+        ("user", REPLIES["soothed"]),
+        ("assistant", material.REQUESTS),
+        ("user", REPLIES["gives"]),
+    )
     return [{"role": role, "content": rng.choice(lines).format(**words)} for role, lines in said]
 
 

@@ -84,7 +84,7 @@ def test_rows_have_verls_shape_and_facts_the_grader_knows(splits: dict[str, list
             assert row["data_source"] == "customer_service"
             roles = ["system", *["user", "assistant"] * 3][: len(row["prompt"])]
             assert [message["role"] for message in row["prompt"]] == roles
-            assert len(row["prompt"]) in ((4, 6) if split == "handover" else (2,))
+            assert len(row["prompt"]) == (6 if split == "handover" else 2)
             assert row["extra_info"]["split"] == split
             assert row["extra_info"].keys() == {"id", "split", "kind", "product", "unseen_kind"}
             Facts.of(row["reward_model"]["ground_truth"])
@@ -102,14 +102,11 @@ def test_the_prompt_names_the_one_remedy_and_the_detail_but_not_its_value(splits
         assert plain(facts["value"]) not in plain(" ".join(message["content"] for message in row["prompt"][:2]))
 
 
-def test_a_handover_comes_after_the_apology_or_after_the_detail_and_leaves_the_offer(
-    splits: dict[str, list[Row]],
-) -> None:
-    for index, row in enumerate(splits["handover"]):
+def test_a_handover_comes_after_apology_and_detail_and_leaves_the_offer(splits: dict[str, list[Row]]) -> None:
+    for row in splits["handover"]:
         facts = Facts.of(row["reward_model"]["ground_truth"])
         so_far = follow(facts, [Message(**message) for message in row["prompt"]])
-        assert so_far.apologised_at == 0 and not so_far.fault, row["prompt"]
-        assert so_far.given == (index % 2 == 1), row["prompt"]
+        assert so_far.apologised_at == 0 and so_far.given and not so_far.fault, row["prompt"]
         assert not any(turn.offers or turn.off_role for turn in so_far.turns) and not so_far.success
 
 
