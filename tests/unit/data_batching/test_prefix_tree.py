@@ -104,8 +104,8 @@ def test_every_scored_token_is_read_off_its_own_row_up_to_it(
         assert all(size > 0 for size in np.diff(batch.cu_seqlens))
         assert len(batch.parents) == (batch.num_segments if share_prefix else 0)
         expected = [(n, row[:at]) for n, row in enumerate(part) for at in range(1, len(row))]
-        found = zip(batch.segment_R.tolist(), map(lambda token: seen(batch, token), batch.loss_index_R), strict=True)
-        assert [*found] == expected
+        before_R = [seen(batch, token) for token in batch.loss_index_R.tolist()]
+        assert [*zip(batch.segment_R.tolist(), before_R, strict=True)] == expected
         assert batch.positions_T[batch.loss_index_R].tolist() == [len(before) - 1 for _, before in expected]
         assert batch.targets_R.tolist() == [token for row in part for token in row[1:]]
 
