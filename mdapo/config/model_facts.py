@@ -14,6 +14,7 @@ from mdapo.config.problems import Problem
 from mdapo.errors import UserError
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+QUICKSTART_MODEL = "SmolLM2-135M-Instruct"
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
@@ -109,6 +110,8 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     if not path.is_dir():
         hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(path))
         hint = f"; nothing is downloaded: hf download {path} --local-dir {path}" if hub else ""
+        if path.name == QUICKSTART_MODEL:
+            hint = "; scripts/fetch_model.py makes it"
         return None, [Problem(key, f"no such folder: {path}{hint}")]
     raw, why = _json(path / "config.json")
     if raw is None:
