@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mdapo.config.problems import Problem
 from mdapo.errors import UserError
@@ -192,7 +192,7 @@ def _facts(raw: dict[str, Any], architecture: str) -> ModelFacts:
     )
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
