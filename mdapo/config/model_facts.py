@@ -120,8 +120,9 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     reasons = [f"{k} must be a positive whole number, not {raw.get(k)!r}" for k in wrong]
     named = raw.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else "none"
-    reasons += [*_impossible(raw), *_refused(raw, architecture)]
-    facts = None if wrong or any(_impossible(raw)) else _facts(raw, architecture)
+    reasons += _impossible(raw)
+    facts = None if reasons else _facts(raw, architecture)
+    reasons += _refused(raw, architecture)
     return facts, [Problem(key, f"{path}/config.json: {reason}") for reason in reasons]
 
 
