@@ -77,7 +77,7 @@ def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
 def _conversation(loaded: Loaded) -> str:
     """Load chat format, data, environment and reward as a run does; show the first prompt's conversation."""
     from mdapo.data.prompts import load_prompts
-    from mdapo.rewards.runner import RewardRunner
+    from mdapo.rewards.runner import RewardRunner, told
 
     config, problems = loaded.config, []
     chat = _tried(problems, lambda: _chat_format(config))
@@ -102,7 +102,17 @@ def _conversation(loaded: Loaded) -> str:
     title = f"# one conversation: {first.uid}, the model's words are a stand-in"
     data = ["# data", *(line for _, line in fitting)]
     return "\n".join(
-        [*data, "", "# chat", *chat.check().lines, "", title, *_show(chat, episode), "", *_end(episode, score)]
+        [
+            *data,
+            "",
+            "# chat",
+            *chat.check().lines,
+            "",
+            title,
+            *_show(chat, episode),
+            "",
+            *_end(episode, score, told(rewards.errors)),
+        ]
     )
 
 
@@ -213,8 +223,12 @@ def _show(chat: ChatFormat, episode: Episode) -> list[str]:
     return result
 
 
-def _end(episode: Episode, score: Score) -> list[str]:
+def _end(episode: Episode, score: Score, failures: Sequence[str]) -> list[str]:
     shown = len([m for m in episode.messages if m.role == "assistant"])
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
-    worth = f"{score.value:g}" + (f" ({parts})" if parts else "") if score.valid else "none: the reward failed"
+    worth = (
+        f"{score.value:g}" + (f" ({parts})" if parts else "")
+        if score.valid
+        else f"none: the reward failed ({'; '.join(failures)})"
+    )
     return [f"end: {episode.end} (at most {TURNS_SHOWN} turns are shown; {shown} here)", f"reward: {worth}"]

@@ -135,3 +135,17 @@ def test_doctor_needs_no_configuration() -> None:
     for text in ("megatron-core 0.16", "device", "attention", "reference", "MDAPO_DEVICE", "environment"):
         assert text in done.out
     refused("doctor", says=("MDAPO_DEVICE=tpu",), MDAPO_DEVICE="tpu")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise ValueError('x')", "3 x mine: raised ValueError"),
+        ("return float('nan')", "3 x mine: returned NaN"),
+        ("import os; os._exit(0)", "3 x mine: died"),
+    ],
+)
+def test_a_reward_that_always_fails_is_explained(material: Material, tmp_path: Path, body: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine(messages, prompt, end):\n    {body}\n")
+    reward = f"reward.functions=[{{name: '{tmp_path}/mine.py:mine'}}]"
+    refused("train", str(material.config), f"run.dir={tmp_path}", reward, says=("not one of 3 conversations", says))

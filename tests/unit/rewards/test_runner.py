@@ -298,3 +298,11 @@ def test_the_value_before_each_turn_is_that_of_the_conversation_so_far() -> None
     assert 0.0 < scored.before[1] < 0.5  # sorry, asked and told
     (plain,) = score(RewardRunner(RewardCfg(), default="customer_service"), whole)
     assert plain == replace(scored, before=())
+
+
+def test_failures_of_an_evaluation_do_not_count_for_the_next_step(make) -> None:
+    runner = make(part("sometimes"), max_error_rate=0.25)
+    score(runner, episode("bad"), episode("fine"))
+    assert runner.end_evaluation() == {"sometimes: raised RuntimeError": 1}
+    score(runner, episode("fine"))
+    assert runner.end_step() == {}
