@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from mdapo import environments, plugins
 from mdapo.data.chat import ChatFormat
 from mdapo.data.prompts import PromptStream, drop_overlong, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
+from mdapo.environments.calling import load_environment, opening_of
 from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
@@ -22,6 +21,7 @@ from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
+    from mdapo.environments.base import EnvironmentFactory
     from mdapo.rollout.engine import Engine
     from mdapo.trainer.journal import Journal
     from mdapo.types import Episode, Group, Prompt
@@ -59,8 +59,7 @@ class LiveRollout:
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
-        factory = plugins.load(config.environment.name, builtin=environments.BUILTIN, required=("prompt", "seed"))
-        make = partial(factory, **config.environment.args)
+        make = load_environment(config.environment)
         train = self._prompts(config.data.train_files, "training", make)
         self.val = self._prompts(config.data.val_files, "validation", make) if config.data.val_files else []
         self.val = self.val[: config.data.val_limit or None]
@@ -78,11 +77,11 @@ class LiveRollout:
             self.engine, self.chat, make, self.rewards, stream, config, notify=journal.say, progress=journal.doing
         )
 
-    def _prompts(self, files: list[str], what: str, make: Callable[..., Any]) -> list[Prompt]:
+    def _prompts(self, files: list[str], what: str, make: EnvironmentFactory) -> list[Prompt]:
         data = self.config.data
 
         def length(prompt: Prompt) -> int:
-            return len(self.chat.prompt_ids(make(prompt, seed=0).opening()))
+            return len(self.chat.prompt_ids(opening_of(make, self.config.environment.name, prompt, seed=0)))
 
         kept, dropped = drop_overlong(load_prompts(files, data), length, data.max_prompt_len, data.overlong_prompts)
         longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
