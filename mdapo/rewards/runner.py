@@ -136,14 +136,15 @@ class RewardRunner:
         return worker
 
     def _ask(self, episode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """In one of as many threads as there are workers: one is idle."""
+        """In one of as many threads as there are workers: one is idle, and whatever happens here, one is afterwards."""
         worker = self._idle.get()
-        if not worker.alive:  # died while idle
-            worker = self._replace(worker)
-        worker.wait_ready()
-        answers = worker.ask(episode, timeout_s=self.cfg.timeout_s)
-        self._idle.put(worker if worker.alive else self._replace(worker))
-        return answers
+        try:
+            if not worker.alive:  # died while idle
+                worker = self._replace(worker)
+            worker.wait_ready()
+            return worker.ask(episode, timeout_s=self.cfg.timeout_s)
+        finally:  # without it the other threads, and so the end of the run, would wait for ever
+            self._idle.put(worker if worker.alive else self._replace(worker))
 
     def _replace(self, lost: Worker) -> Worker:
         lost.kill()
