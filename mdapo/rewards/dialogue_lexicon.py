@@ -1,7 +1,8 @@
 """What customer-service talk looks like: the remedies and details there are, and the phrasings that carry them.
 
 Data only. A remedy's ``strong`` forms name it and no other; its ``weak`` forms are read as that remedy only where it
-is the right one ("we'll send a new one" may mean a replacement or a second parcel): a vague word accuses nobody.
+is the right one ("we'll send a new one" may mean a replacement or a second parcel): a vague word alone accuses nobody.
+Two things offered side by side are two offers, however vague.
 """
 
 from __future__ import annotations
@@ -110,6 +111,21 @@ REMEDIES: dict[str, Remedy] = {
         _any(r"\bwarranty\b"),
     ),
 }
+
+# What comes with a remedy rather than beside it: a technician fixes things, goods are collected to be exchanged.
+ACCOMPANIES: dict[str, frozenset[str]] = {
+    "technician": frozenset({"repair"}),
+    "repair": frozenset({"technician", "free_return"}),
+    "refund": frozenset({"free_return"}),
+    "replacement": frozenset({"free_return"}),
+    "cancellation": frozenset({"free_return"}),
+}
+# A vague word that says what the case is about: "for the missing part", "under warranty", "the warranty covers it".
+ASIDE_BEFORE = re.compile(
+    r"\b(?:for|(?<!how )(?<!what )about|under|of|regarding) (?:(?:the|your|our|a|this|its|next) )*$"
+)
+ASIDE_AFTER = re.compile(r" (?:covers?|applies|includes|our|us|(?:is|was) (?:missing|still valid))\b")
+BESIDE = re.compile(r"[,;:/&+]|\b(?:or|and|plus|then|alternatively|else)\b")
 
 _NUMBER = r"(?:numbers?|no\.?|nr|id|ids|code|reference|ref|#)"
 DETAILS: dict[str, Detail] = {
