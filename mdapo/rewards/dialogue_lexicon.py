@@ -190,7 +190,7 @@ DETAILS: dict[str, Detail] = {
 
 APOLOGY = _any(
     r"\b(?:i|we)(?:'m| am|'re| are)? (?:\w+ ){0,2}sorry\b",
-    r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you)\b",
+    r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you|your|the|this)\b",
     r"\b(?:i|we) (?:\w+ ){0,2}apologi[sz]e\b",
     r"\b(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
     r"\bapologies (?:for|about|that)\b",
@@ -216,12 +216,12 @@ ACKNOWLEDGED = _any(
 # Words that may stand between a request and what is requested ("give me the full order number of your ...").
 _BETWEEN = (
     r"(?:(?:,|me|us|with|the|that(?! the| your)|your|a|an|please|correct|full|original|exact|valid|of|for|own|name|"
-    r"email|phone|and|or|to|know|what|is|here|also|about|(?:your|the) [\w'-]+|back|by|through|both|first|clear|quick|"
-    r"kindly|now)[ ,]*){0,7}$"
+    r"email|phone|and|or|to|know|what|is|here|also|about|(?:your|the) [\w'-]+|back|over|along|by|through|both|first|"
+    r"clear|quick|kindly|now)[ ,]*){0,7}$"
 )
 _HAND_OVER = (
-    r"(?:provide|share|send|give|tell|show|enter|state|supply|submit|confirm|include|email|message|reply with|"
-    r"respond with|let (?:me|us) (?:know|have)|attach|upload|specify|write)"
+    r"(?:provide|share|send|give|tell|show|enter|state|supply|submit|confirm|include|email|message|pass|hand|"
+    r"reply with|respond with|let (?:me|us) (?:know|have)|attach|upload|specify|write)"
 )
 # What comes before the detail when it is asked for; each ends where the detail begins.
 REQUEST = _any(
@@ -231,14 +231,14 @@ REQUEST = _any(
     rf"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also| still| must| have)* "
     rf"(?:need|require|like|want|(?:to )?ask)(?: you)?(?: for)?(?: to)?"
     rf"(?: (?:know|have|get|see|take|{_HAND_OVER}))? {_BETWEEN}",
-    rf"\b(?:what|which)(?:'s| is| was| are)? {_BETWEEN}",
+    rf"\b(?:whats|what|which)(?:'s| is| was| are| would be| might be)? {_BETWEEN}",
     rf"\bdo you (?:\w+ ){{0,2}}(?:have|know|remember) {_BETWEEN}",
     rf"\bwould you mind (?:telling|giving|sending|sharing|providing) {_BETWEEN}",
-    rf"\b(?:can|could) you (?:\w+ )?(?:find|look up|check) {_BETWEEN}",
+    rf"\b(?:can|could) you (?:\w+ )?(?:find|look up|look for|look out|check) {_BETWEEN}",
     rf"\bhave you got {_BETWEEN}",
 )
-# "Your order number, please?"
-BARE_REQUEST = re.compile(r"^(?:and |so |thank you, |thanks, |please, )?(?:your|the) (?:\w+ )?$")
+# "Your order number, please?", "Order number?"
+BARE_REQUEST = re.compile(r"^(?:and |so |thank you, |thanks, |please, )?(?:(?:your|the) (?:\w+ )?)?$")
 
 # Asks the customer for information of some kind.
 INQUIRY = _any(
@@ -262,6 +262,7 @@ OFFER = _any(
     r"\b(?:shall|can|may|could|should) (?:i|we)\b",
     r"\blet (?:me|us) (?!know)\w+\b",
     r"\b(?:happy|glad|pleased|going|able) to\b",
+    r"\b(?:allows?|permits?|lets|enables?) (?:me|us)(?: to)? (?:offer|give|send|arrange|provide|issue)\b",
     r"\bhere(?:'s| is)\b",
     r"\b(?:will be|is being|has been|can be|are being|is on|is now|is ready|was) ?(?:\w+)?\b",
     r"\bis (?:a|the|your|an|yours|available|possible)\b.*\b(?:ok|okay|alright|fine|good)\b",
@@ -274,7 +275,10 @@ PROPOSAL = _any(
 # Said of what the customer wants or what policies say in general: naming a remedy so is not offering it.
 REPORTED = _any(
     r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",
-    r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
+    # "Our policy allows a refund" reports; "under our policy you get", "it allows me to offer you" offer.
+    r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b"
+    r"(?!.*\b(?:(?:me|us) to (?:offer|give|send|arrange|provide|issue)"
+    r"|(?:i|we|you)(?:'ll| can| will| get| receive|'re| are))\b)",
     r"\b(?:what|which) (?:type|kind|sort|form)s? of\b",
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect|demand) (?:a|an|the|my)\b",
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect) to (?:have|get|request|receive)\b",
@@ -284,6 +288,11 @@ REPORTED = _any(
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
 )
+# After a comma the agent speaks for itself again: "as you are waiting for it, I will give you".
+OWN_WORDS = re.compile(
+    r"[,;:] (?:so |then |and |but )?(?:i|we|you)"
+    r"(?:'ll|'d| will| can| could| would| am| are|'m|'re| have|'ve| get| offer)\b"
+)
 NEGATION = _any(
     r"\b(?:not|never|no|cannot|unable|neither|nor|without|impossible|instead of|rather than|except|refuse)\b",
     r"n't\b",
@@ -291,12 +300,14 @@ NEGATION = _any(
 
 _GOOD = r"(?:ok|okay|alright|all right|fine|good|acceptable|suit\w*|work\w*|help\w*|agreeable|happy|satisf\w+)"
 _DO_IT = (
-    r"(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get)"
+    r"(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get|"
+    r"set)"
 )
 INVITATION = _any(
     rf"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?{_GOOD}\b",
     r"\b(?:does|do|would|will|might|could) (?:that|this|it|these)(?: \w+)? (?:work|sound|suit|help|seem|solve|be)\b",
     r"\bhow (?:does|would|is) (?:that|this|it)\b",
+    r"\bwhat (?:do|would) you (?:think|say)(?: (?:about|of|to) (?:it|that|this))?\W*$",
     r"\b(?:sounds?|works?|okay|ok|alright|fine|good) (?:good |ok |okay )?(?:to|for|with|by) you\b",
     r"\bwould you (?:\w+ )?(?:like|prefer|accept|want)\b",
     r"\bwould you (?:\w+ )?be (?:happy|ok|okay|willing|interested|satisfied|fine)\b",

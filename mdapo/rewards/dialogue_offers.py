@@ -80,7 +80,8 @@ def _offered(sentence: str, remedy: str, *, vague: bool) -> list[tuple[int, int]
 def _stands(sentence: str, start: int, end: int) -> bool:
     """Whether what the sentence names between start and end is offered, rather than denied or reported."""
     before, after = sentence[:start], sentence[end:]
-    if negated(_clause_before(sentence, start)) or lexicon.REPORTED.search(before):
+    own = max((m.start() for m in lexicon.OWN_WORDS.finditer(before)), default=0)
+    if negated(_clause_before(sentence, start)) or lexicon.REPORTED.search(before[own:]):
         return False
     return not _DENIED.match(after)
 

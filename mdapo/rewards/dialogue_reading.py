@@ -44,7 +44,8 @@ _STATED = re.compile(r"(?: is| was| has| will)\b(?!\W*$)|[:# ]+[\w-]*\d")
 # "My order number", "the customer's order number", "ask for the order number": not said to the customer.
 _NOT_YOURS = re.compile(
     r"\b(?:my|their|his|her|customers?'?s?) (?:\w+ )?$"
-    r"|(?<!may i )(?<!must )(?<!have to )(?<!i will )(?<!let me )\bask (?:\w+ ){0,2}for (?:\w+ ){0,2}$"
+    r"|(?<!may i )(?<!must )(?<!have to )(?<!i will )(?<!let me )"
+    r"(?<!we kindly )(?<!i kindly )(?<!i please )(?<!i just )(?<!i also )\bask (?:\w+ ){0,2}for (?:\w+ ){0,2}$"
 )
 # The agent speaking as if it had bought the thing.
 _CUSTOMER_VOICE = re.compile(
