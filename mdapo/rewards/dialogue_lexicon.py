@@ -191,7 +191,7 @@ DETAILS: dict[str, Detail] = {
 APOLOGY = _any(
     r"\b(?:i|we)(?:'m| am|'re| are)? (?:\w+ ){0,2}sorry\b",
     r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you|your|the|this)\b",
-    r"\b(?:i|we) (?:\w+ ){0,2}apologi[sz]e\b",
+    r"\b(?:i|we) (?:\w+ ){0,3}apologi[sz]e\b",
     r"\b(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
     r"\bapologies (?:for|about|that)\b",
     r"\b(?:accept|offer|extend) (?:you )?(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
@@ -200,7 +200,11 @@ APOLOGY = _any(
 )
 # "I'm sorry, but I'm unable to assist" refuses; it does not apologise.
 NO_APOLOGY = _any(
-    r"\bnot (?:\w+ )?sorry\b",
+    r"\b(?:not|never|hardly|barely|scarcely|rarely|seldom|far from|no longer) (?:\w+ )?"
+    r"(?:sorry|apologi[sz]\w+|regret)\b",
+    r"\b(?:would|'d|might|could|should|will)(?: have)? (?:be|been|feel) (?:\w+ )?sorry\b",
+    r"\b(?:would|'d|might|could) (?:apologi[sz]e|regret)\b|\b(?:refuse|decline) to apologi[sz]e\b",
+    r"\bsorry for (?:myself|ourselves)\b",
     r"\b(?:sorry|apologi[sz]e|apologies),? (?:but|however) .*(?:\bunable\b|n't\b|\bnot\b|\bcannot\b|\bno\b)",
     r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we)(?: am| are|'m|'re)? (?:unable|cannot|not)\b",
     r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we) (?:can't|don't|won't)\b",
@@ -292,6 +296,41 @@ REPORTED = _any(
 OWN_WORDS = re.compile(
     r"[,;:] (?:so |then |and |but )?(?:i|we|you)"
     r"(?:'ll|'d| will| can| could| would| am| are|'m|'re| have|'ve| get| offer)\b"
+)
+# Words before a remedy, in its clause, that make it none: hedged, past, another's, sold, taken away.
+_OTHERS = (
+    r"(?:(?:my|our|his|her|their|the|some|any|a|an|all|other|another|every) )*(?:someone|somebody|others|nobody|myself|"
+    r"us|ourselves|colleagues?|friends?|boss|managers?|neighbou?rs?|staff|famil(?:y|ies)|wife|husband|brother|sister|mother|"
+    r"father|(?:(?<=other )|(?<=another ))(?:customers?|clients?|people|persons?))"
+)
+_STOPPED = (
+    r"(?:stop(?:ped)?|end(?:ed)?|withdr[ae]wn?|revoked?|removed?|abolish(?:ed)?|discontinued?|void(?:ed)?|deleted?)"
+)
+NO_OFFER_BEFORE = _any(
+    r"\b(?:hardly|barely|scarcely|rarely|seldom|doubt\w*|unlikely|nobody|no one|nothing|too late for|used to)\b",
+    r"\b(?:could|would|might|should)(?: have|'ve) (?:\w+ed|given|sent|been|made|paid|bought|got|had)\b",
+    r"\blast (?:year|month|week|time|summer|winter)\b",
+    rf"\b(?:give|send|offer|grant|pay|show|promise) {_OTHERS} ",
+    r"\byou (?:\w+ )?(?:buy|purchase|pay for)\b",
+    rf"\b(?:{_STOPPED}|den(?:y|ied)|declined?|rejected?|refused?|cancel(?:led)?|out of|charge you for)"
+    r" (?:(?:your|the|that|this|any|our|all|a|an) )*(?:\w+ )?$",
+)
+# Words after it, in the same sentence, that do so.
+NO_OFFER_AFTER = _any(
+    rf"^[^,;]{{0,30}}\b(?:to|for) {_OTHERS}\b",
+    r"\bnot (?:to|for|with) you\b",
+    r"^ (?:\w+ )?(?:away|expired|ended|ran out)\b",
+    rf"^ (?:is|are|has|have|was|were)(?: \w+){{0,2}} (?:expired|over|gone|invalid|unavailable|worthless|{_STOPPED})\b",
+    r"\b(?:if|once|when|after) you (?:first )?(?:pay|buy|purchase)\b",
+    r"\b(?:for|at) (?:its|the|your own) (?:full )?(?:price|cost|expense)[.?!]*$",
+    r"\bworth (?:nothing|zero)\b|\bof no (?:value|worth|use)\b|\bworthless\b",
+)
+# Anywhere in a turn: takes back what it offered.
+RETRACTION = _any(
+    r"\b(?:i|we) (?:must |have to |will )?(?:take (?:that|it|this) back|changed (?:my|our) minds?)\b",
+    r"\b(?:just|only) (?:kidding|joking|a joke)\b|\b(?:i|we) (?:was|were|am|'m|are) (?:kidding|joking|lying)\b",
+    r"\byou(?:'ll| will| shall| just| only)* (?:get|receive|have) nothing\b|\bnothing for you\b",
+    r"\b(?:did not|didn't|do not|don't) mean (?:it|that)\b|\bforget what (?:i|we) said\b|\bon second thoughts?\b",
 )
 NEGATION = _any(
     r"\b(?:not|never|no|cannot|unable|neither|nor|without|impossible|instead of|rather than|except|refuse)\b",

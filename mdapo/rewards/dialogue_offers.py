@@ -38,6 +38,11 @@ def listed(said: Sequence[str], right: str) -> frozenset[str]:
     return frozenset(remedy for pair in apart for remedy in pair)
 
 
+def retracts(said: Sequence[str]) -> bool:
+    """Whether a turn takes back what it offers."""
+    return any(lexicon.RETRACTION.search(sentence) for sentence in said)
+
+
 def tries(said: Sequence[str]) -> frozenset[str]:
     """Remedies that sentences may mean to offer."""
     return frozenset(_find(said))
@@ -81,9 +86,10 @@ def _stands(sentence: str, start: int, end: int) -> bool:
     """Whether what the sentence names between start and end is offered, rather than denied or reported."""
     before, after = sentence[:start], sentence[end:]
     own = max((m.start() for m in lexicon.OWN_WORDS.finditer(before)), default=0)
-    if negated(_clause_before(sentence, start)) or lexicon.REPORTED.search(before[own:]):
+    clause = _clause_before(sentence, start)
+    if negated(clause) or lexicon.NO_OFFER_BEFORE.search(clause) or lexicon.REPORTED.search(before[own:]):
         return False
-    return not _DENIED.match(after)
+    return not (_DENIED.match(after) or lexicon.NO_OFFER_AFTER.search(after))
 
 
 def _aside(sentence: str, start: int, end: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mdapo.rewards import dialogue_lexicon as lexicon
-from mdapo.rewards.dialogue_offers import listed, names, negated, offers, proposes, tries
+from mdapo.rewards.dialogue_offers import listed, names, negated, offers, proposes, retracts, tries
 
 ECHO_RUN = 12  # words in a row taken from what others said
 ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
@@ -134,6 +134,8 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
     said_now = sentences(text)
     offered = frozenset(r for s in said_now for r in lexicon.REMEDIES if offers(s, r, right=r == facts.remedy))
     offered |= listed(said_now, facts.remedy)
+    if retracts(said_now):  # the right one is not on offer then; a wrong one stays said
+        offered -= {facts.remedy}
     reading = Reading(
         apology=apology(text, facts.topic),
         asks=asked,
