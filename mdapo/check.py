@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
-    from mdapo.environments.base import Environment
+    from mdapo.environments.base import Environment, EnvironmentFactory
     from mdapo.rollout.engine import Completion, Request
     from mdapo.types import Episode, Prompt, Score
 
@@ -77,11 +77,12 @@ def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
 def _conversation(loaded: Loaded) -> str:
     """Load chat format, data, environment and reward as a run does; show the first prompt's conversation."""
     from mdapo.data.prompts import load_prompts
-    from mdapo.rewards.runner import RewardRunner
+    from mdapo.environments.calling import load_environment
+    from mdapo.rewards.runner import RewardRunner, told
 
     config, problems = loaded.config, []
     chat = _tried(problems, lambda: _chat_format(config))
-    environment = _tried(problems, lambda: _environment(config))
+    environment = _tried(problems, lambda: load_environment(config.environment))
     train = _tried(problems, lambda: load_prompts(config.data.train_files, config.data))
     val = _tried(problems, lambda: load_prompts(config.data.val_files, config.data)) if config.data.val_files else []
     rewards = _tried(problems, lambda: RewardRunner(config.reward, default=config.environment.name))
@@ -92,7 +93,7 @@ def _conversation(loaded: Loaded) -> str:
             _fitting(kind, p, chat, environment, config) for kind, p in (("training", train), ("validation", val)) if p
         ]
         first = fitting[0][0][0]
-        episode = asyncio.run(_talk(config, chat, lambda: environment(first), first))
+        episode = asyncio.run(_talk(config, chat, lambda: environment(first, seed=config.run.seed), first))
         if episode.end == "error":
             raise UserError(f"environment.name={config.environment.name}: the conversation failed (see above)")
         score = asyncio.run(rewards.score(episode))
@@ -102,7 +103,17 @@ def _conversation(loaded: Loaded) -> str:
     title = f"# one conversation: {first.uid}, the model's words are a stand-in"
     data = ["# data", *(line for _, line in fitting)]
     return "\n".join(
-        [*data, "", "# chat", *chat.check().lines, "", title, *_show(chat, episode), "", *_end(episode, score)]
+        [
+            *data,
+            "",
+            "# chat",
+            *chat.check().lines,
+            "",
+            title,
+            *_show(chat, episode),
+            "",
+            *_end(episode, score, told(rewards.errors)),
+        ]
     )
 
 
@@ -121,32 +132,19 @@ def _chat_format(config: Config) -> ChatFormat:
     return ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
 
 
-def _environment(config: Config) -> Callable[[Prompt], Environment]:
-    """Makes the environment of one conversation. ``UserError``: no such plug-in, wrong arguments, a row it refuses."""
-    from mdapo import environments, plugins
-
-    name, args = config.environment.name, config.environment.args
-    factory = plugins.load(name, builtin=environments.BUILTIN, required=("prompt", "seed"), args=args)
-
-    def make(prompt: Prompt) -> Environment:
-        try:
-            return factory(prompt, seed=config.run.seed, **args)
-        except Exception as error:
-            raise UserError(f"environment.name={name}: refuses {prompt.uid}: {error}") from error
-
-    return make
-
-
 def _fitting(
-    kind: str, prompts: Sequence[Prompt], chat: ChatFormat, environment: Callable[[Prompt], Environment], config: Config
+    kind: str, prompts: Sequence[Prompt], chat: ChatFormat, environment: EnvironmentFactory, config: Config
 ) -> tuple[list[Prompt], str]:
     """The prompts that are short enough, and a line that counts them."""
     from mdapo.data.prompts import drop_overlong
+    from mdapo.environments.calling import opening_of
 
     limit = config.data.max_prompt_len
-    kept, dropped = drop_overlong(
-        prompts, lambda p: len(chat.prompt_ids(environment(p).opening())), limit, config.data.overlong_prompts
-    )
+
+    def length(prompt: Prompt) -> int:
+        return len(chat.prompt_ids(opening_of(environment, config.environment.name, prompt, seed=config.run.seed)))
+
+    kept, dropped = drop_overlong(prompts, length, limit, config.data.overlong_prompts)
     left_out = f"; {dropped:,} longer than data.max_prompt_len={limit} left out" if dropped else ""
     return kept, f"{kind} prompts: {len(kept):,}{left_out}"
 
@@ -213,8 +211,12 @@ def _show(chat: ChatFormat, episode: Episode) -> list[str]:
     return result
 
 
-def _end(episode: Episode, score: Score) -> list[str]:
+def _end(episode: Episode, score: Score, failures: Sequence[str]) -> list[str]:
     shown = len([m for m in episode.messages if m.role == "assistant"])
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
-    worth = f"{score.value:g}" + (f" ({parts})" if parts else "") if score.valid else "none: the reward failed"
+    worth = (
+        f"{score.value:g}" + (f" ({parts})" if parts else "")
+        if score.valid
+        else f"none: the reward failed ({'; '.join(failures)})"
+    )
     return [f"end: {episode.end} (at most {TURNS_SHOWN} turns are shown; {shown} here)", f"reward: {worth}"]

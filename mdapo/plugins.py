@@ -50,6 +50,8 @@ def _import(source: str, *, name: str) -> ModuleType:
         raise UserError(f"plug-in {name!r}: no such file: {source}")
     try:
         return _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except SystemExit as error:
+        raise UserError(f"plug-in {name!r}: {_where(error)}: called sys.exit({error.code}) on import") from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and (source + ".").startswith(error.name + "."):
             raise UserError(
@@ -76,7 +78,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """File and line that a person can open: of a syntax error, or the innermost line outside of Python itself."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

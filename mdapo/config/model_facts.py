@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from mdapo.config.problems import Problem
 from mdapo.errors import UserError
@@ -120,8 +120,9 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     reasons = [f"{k} must be a positive whole number, not {raw.get(k)!r}" for k in wrong]
     named = raw.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else "none"
-    reasons += [*_impossible(raw), *_refused(raw, architecture)]
-    facts = None if wrong or any(_impossible(raw)) else _facts(raw, architecture)
+    reasons += _impossible(raw)
+    facts = None if reasons else _facts(raw, architecture)
+    reasons += _refused(raw, architecture)
     return facts, [Problem(key, f"{path}/config.json: {reason}") for reason in reasons]
 
 
@@ -192,7 +193,7 @@ def _facts(raw: dict[str, Any], architecture: str) -> ModelFacts:
     )
 
 
-def _positive(value: Any) -> bool:
+def _positive(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

@@ -14,6 +14,8 @@ Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+MAX_WAIT_S = 86400.0  # a day is what ranks wait for rank 0; poll() and sockets overflow at some weeks
+Seconds = Annotated[float, Field(ge=0.001, le=MAX_WAIT_S)]  # below a millisecond poll() does not wait at all
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -41,7 +43,8 @@ class Run(Section):
     keep_checkpoints: Positive = 2
     export_hf: bool = True  # write hf/ at the end
     resume: Literal["auto", "never"] = "auto"
-    init_timeout_s: PositiveFloat = 600.0  # deadline of start-up and of each collective
+    # deadline of start-up and of each collective
+    init_timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 600.0
     threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of one rank; 0: cores / ranks
 
 
@@ -87,7 +90,7 @@ class Rollout(Section):
     val: ValSampling = ValSampling()
     dtype: Literal["float32", "bfloat16"] | None = None  # of the local engine; default: model.dtype
     max_running: Positive = 64  # dialogues decoded together
-    episode_timeout_s: PositiveFloat = 600.0
+    episode_timeout_s: Seconds = 600.0
     engine_args: dict[str, Any] = {}
 
 
@@ -99,7 +102,7 @@ class OverlongBuffer(Section):
 
 class RewardCfg(Section):
     functions: list[RewardPart] = []  # default: the environment's own
-    timeout_s: PositiveFloat = 30.0
+    timeout_s: Seconds = 30.0
     workers: NonNegative = 0  # killable processes; 0: in this process (built-in rewards only)
     max_error_rate: Fraction = 0.2  # above it, over a step, the run stops
     overlong_buffer_cfg: OverlongBuffer = OverlongBuffer()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mdapo.rewards.dialogue_lexicon import ACCOMPANIES
 from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_turn
 from mdapo.types import EndReason, Message, Prompt, Score
 
@@ -41,6 +42,7 @@ class Progress:
     offered_at: int | None = None  # the right remedy alone, after the detail
     early: bool = False  # the right remedy promised before the detail, without asking for it
     wrong: bool = False
+    tried: frozenset[str] = frozenset()  # what all offers since the detail may have meant
     proposed: bool = False  # offered something after the detail, whatever it was
     named: bool = False  # the right remedy and no other, after the detail
     confirmed: bool = False
@@ -101,15 +103,26 @@ def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> bo
         done["proposed"] = True
     if given and turn.named == {facts.remedy}:
         done["named"] = True
-    if turn.offers - {facts.remedy}:
+    if turn.offers - {facts.remedy} or (given and _tries_another(turn, facts, done)):
         done["wrong"] = True
-    elif facts.remedy in turn.offers:
+    if turn.offers == {facts.remedy}:
         if given:
             done.setdefault("offered_at", at)
         elif facts.detail not in turn.asks:
             done["early"] = True
     asks_agreement = turn.invites and "offered_at" in done and not turn.offers - {facts.remedy}
     return len(done.keys() & MILESTONES) > reached or asks_agreement
+
+
+def _tries_another(turn: Reading, facts: Facts, done: dict[str, Any]) -> bool:
+    """Whether the turn offers, if only vaguely, what no earlier one can have meant: one remedy after the other."""
+    before: frozenset[str] = done.get("tried", frozenset())
+    along = {other for remedy in before for other in ACCOMPANIES.get(remedy, ())} - {facts.remedy}
+    now = turn.tries - along
+    if not now:
+        return False
+    done["tried"] = (before & now) or now
+    return bool(before) and not before & now
 
 
 def _detail_credit(progress: Progress) -> float:

@@ -1,7 +1,8 @@
 """What customer-service talk looks like: the remedies and details there are, and the phrasings that carry them.
 
 Data only. A remedy's ``strong`` forms name it and no other; its ``weak`` forms are read as that remedy only where it
-is the right one ("we'll send a new one" may mean a replacement or a second parcel): a vague word accuses nobody.
+is the right one ("we'll send a new one" may mean a replacement or a second parcel): a vague word alone accuses nobody.
+Two things offered side by side are two offers, however vague.
 """
 
 from __future__ import annotations
@@ -111,6 +112,21 @@ REMEDIES: dict[str, Remedy] = {
     ),
 }
 
+# What comes with a remedy rather than beside it: a technician fixes things, goods are collected to be exchanged.
+ACCOMPANIES: dict[str, frozenset[str]] = {
+    "technician": frozenset({"repair"}),
+    "repair": frozenset({"technician", "free_return"}),
+    "refund": frozenset({"free_return"}),
+    "replacement": frozenset({"free_return"}),
+    "cancellation": frozenset({"free_return"}),
+}
+# A vague word that says what the case is about: "for the missing part", "under warranty", "the warranty covers it".
+ASIDE_BEFORE = re.compile(
+    r"\b(?:for|(?<!how )(?<!what )about|under|of|regarding) (?:(?:the|your|our|a|this|its|next) )*$"
+)
+ASIDE_AFTER = re.compile(r" (?:covers?|applies|includes|our|us|(?:is|was) (?:missing|still valid))\b")
+BESIDE = re.compile(r"[,;:/&+]|\b(?:or|and|plus|then|alternatively|else)\b")
+
 _NUMBER = r"(?:numbers?|no\.?|nr|id|ids|code|reference|ref|#)"
 DETAILS: dict[str, Detail] = {
     "order_number": Detail(
@@ -174,8 +190,8 @@ DETAILS: dict[str, Detail] = {
 
 APOLOGY = _any(
     r"\b(?:i|we)(?:'m| am|'re| are)? (?:\w+ ){0,2}sorry\b",
-    r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you)\b",
-    r"\b(?:i|we) (?:\w+ ){0,2}apologi[sz]e\b",
+    r"^(?:oh,? |oh no,? )?(?:so |very |really )?sorry (?:about|for|to|that|you|your|the|this)\b",
+    r"\b(?:i|we) (?:\w+ ){0,3}apologi[sz]e\b",
     r"\b(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
     r"\bapologies (?:for|about|that)\b",
     r"\b(?:accept|offer|extend) (?:you )?(?:my|our) (?:\w+ ){0,2}apolog(?:y|ies)\b",
@@ -184,7 +200,11 @@ APOLOGY = _any(
 )
 # "I'm sorry, but I'm unable to assist" refuses; it does not apologise.
 NO_APOLOGY = _any(
-    r"\bnot (?:\w+ )?sorry\b",
+    r"\b(?:not|never|hardly|barely|scarcely|rarely|seldom|far from|no longer) (?:\w+ )?"
+    r"(?:sorry|apologi[sz]\w+|regret)\b",
+    r"\b(?:would|'d|might|could|should|will)(?: have)? (?:be|been|feel) (?:\w+ )?sorry\b",
+    r"\b(?:would|'d|might|could) (?:apologi[sz]e|regret)\b|\b(?:refuse|decline) to apologi[sz]e\b",
+    r"\bsorry for (?:myself|ourselves)\b",
     r"\b(?:sorry|apologi[sz]e|apologies),? (?:but|however) .*(?:\bunable\b|n't\b|\bnot\b|\bcannot\b|\bno\b)",
     r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we)(?: am| are|'m|'re)? (?:unable|cannot|not)\b",
     r"\b(?:sorry|apologi[sz]e),? (?:to say )?(?:that )?(?:i|we) (?:can't|don't|won't)\b",
@@ -200,12 +220,12 @@ ACKNOWLEDGED = _any(
 # Words that may stand between a request and what is requested ("give me the full order number of your ...").
 _BETWEEN = (
     r"(?:(?:,|me|us|with|the|that(?! the| your)|your|a|an|please|correct|full|original|exact|valid|of|for|own|name|"
-    r"email|phone|and|or|to|know|what|is|here|also|about|(?:your|the) [\w'-]+|back|by|through|both|first|clear|quick|"
-    r"kindly|now)[ ,]*){0,7}$"
+    r"email|phone|and|or|to|know|what|is|here|also|about|(?:your|the) [\w'-]+|back|over|along|by|through|both|first|"
+    r"clear|quick|kindly|now)[ ,]*){0,7}$"
 )
 _HAND_OVER = (
-    r"(?:provide|share|send|give|tell|show|enter|state|supply|submit|confirm|include|email|message|reply with|"
-    r"respond with|let (?:me|us) (?:know|have)|attach|upload|specify|write)"
+    r"(?:provide|share|send|give|tell|show|enter|state|supply|submit|confirm|include|email|message|pass|hand|"
+    r"reply with|respond with|let (?:me|us) (?:know|have)|attach|upload|specify|write)"
 )
 # What comes before the detail when it is asked for; each ends where the detail begins.
 REQUEST = _any(
@@ -215,14 +235,14 @@ REQUEST = _any(
     rf"\b(?:i|we)(?:'ll| will| would|'d| do| just| only| first| also| still| must| have)* "
     rf"(?:need|require|like|want|(?:to )?ask)(?: you)?(?: for)?(?: to)?"
     rf"(?: (?:know|have|get|see|take|{_HAND_OVER}))? {_BETWEEN}",
-    rf"\b(?:what|which)(?:'s| is| was| are)? {_BETWEEN}",
+    rf"\b(?:whats|what|which)(?:'s| is| was| are| would be| might be)? {_BETWEEN}",
     rf"\bdo you (?:\w+ ){{0,2}}(?:have|know|remember) {_BETWEEN}",
     rf"\bwould you mind (?:telling|giving|sending|sharing|providing) {_BETWEEN}",
-    rf"\b(?:can|could) you (?:\w+ )?(?:find|look up|check) {_BETWEEN}",
+    rf"\b(?:can|could) you (?:\w+ )?(?:find|look up|look for|look out|check) {_BETWEEN}",
     rf"\bhave you got {_BETWEEN}",
 )
-# "Your order number, please?"
-BARE_REQUEST = re.compile(r"^(?:and |so |thank you, |thanks, |please, )?(?:your|the) (?:\w+ )?$")
+# "Your order number, please?", "Order number?"
+BARE_REQUEST = re.compile(r"^(?:and |so |thank you, |thanks, |please, )?(?:(?:your|the) (?:\w+ )?)?$")
 
 # Asks the customer for information of some kind.
 INQUIRY = _any(
@@ -246,6 +266,7 @@ OFFER = _any(
     r"\b(?:shall|can|may|could|should) (?:i|we)\b",
     r"\blet (?:me|us) (?!know)\w+\b",
     r"\b(?:happy|glad|pleased|going|able) to\b",
+    r"\b(?:allows?|permits?|lets|enables?) (?:me|us)(?: to)? (?:offer|give|send|arrange|provide|issue)\b",
     r"\bhere(?:'s| is)\b",
     r"\b(?:will be|is being|has been|can be|are being|is on|is now|is ready|was) ?(?:\w+)?\b",
     r"\bis (?:a|the|your|an|yours|available|possible)\b.*\b(?:ok|okay|alright|fine|good)\b",
@@ -258,7 +279,10 @@ PROPOSAL = _any(
 # Said of what the customer wants or what policies say in general: naming a remedy so is not offering it.
 REPORTED = _any(
     r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",
-    r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b",
+    # "Our policy allows a refund" reports; "under our policy you get", "it allows me to offer you" offer.
+    r"\b(?:our|the|store|shop|company) (?:\w+ )?polic(?:y|ies)\b"
+    r"(?!.*\b(?:(?:me|us) to (?:offer|give|send|arrange|provide|issue)"
+    r"|(?:i|we|you)(?:'ll| can| will| get| receive|'re| are))\b)",
     r"\b(?:what|which) (?:type|kind|sort|form)s? of\b",
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect|demand) (?:a|an|the|my)\b",
     r"\b(?:i|we)(?:'d| would)? (?:really )?(?:like|need|want|expect) to (?:have|get|request|receive)\b",
@@ -268,6 +292,46 @@ REPORTED = _any(
     r"\b(?:check|see|find out|look into|ask|know|decide|determine|wonder|sure|verify) (?:if|whether|about)\b",
     r"\bif you (?:want|need|would like|'d like) to (?:know|ask)\b",
 )
+# After a comma the agent speaks for itself again: "as you are waiting for it, I will give you".
+OWN_WORDS = re.compile(
+    r"[,;:] (?:so |then |and |but )?(?:i|we|you)"
+    r"(?:'ll|'d| will| can| could| would| am| are|'m|'re| have|'ve| get| offer)\b"
+)
+# Words before a remedy, in its clause, that make it none: hedged, past, another's, sold, taken away.
+_OTHERS = (
+    r"(?:(?:my|our|his|her|their|the|some|any|a|an|all|other|another|every) )*(?:someone|somebody|others|nobody|myself|"
+    r"us|ourselves|colleagues?|friends?|boss|managers?|neighbou?rs?|staff|famil(?:y|ies)|wife|husband|brother|sister|mother|"
+    r"father|(?:(?<=other )|(?<=another ))(?:customers?|clients?|people|persons?))"
+)
+_STOPPED = (
+    r"(?:stop(?:ped)?|end(?:ed)?|withdr[ae]wn?|revoked?|removed?|abolish(?:ed)?|discontinued?|void(?:ed)?|deleted?)"
+)
+NO_OFFER_BEFORE = _any(
+    r"\b(?:hardly|barely|scarcely|rarely|seldom|doubt\w*|unlikely|nobody|no one|nothing|too late for|used to)\b",
+    r"\b(?:could|would|might|should)(?: have|'ve) (?:\w+ed|given|sent|been|made|paid|bought|got|had)\b",
+    r"\blast (?:year|month|week|time|summer|winter)\b",
+    rf"\b(?:give|send|offer|grant|pay|show|promise) {_OTHERS} ",
+    r"\byou (?:\w+ )?(?:buy|purchase|pay for)\b",
+    rf"\b(?:{_STOPPED}|den(?:y|ied)|declined?|rejected?|refused?|cancel(?:led)?|out of|charge you for)"
+    r" (?:(?:your|the|that|this|any|our|all|a|an) )*(?:\w+ )?$",
+)
+# Words after it, in the same sentence, that do so.
+NO_OFFER_AFTER = _any(
+    rf"^[^,;]{{0,30}}\b(?:to|for) {_OTHERS}\b",
+    r"\bnot (?:to|for|with) you\b",
+    r"^ (?:\w+ )?(?:away|expired|ended|ran out)\b",
+    rf"^ (?:is|are|has|have|was|were)(?: \w+){{0,2}} (?:expired|over|gone|invalid|unavailable|worthless|{_STOPPED})\b",
+    r"\b(?:if|once|when|after) you (?:first )?(?:pay|buy|purchase)\b",
+    r"\b(?:for|at) (?:its|the|your own) (?:full )?(?:price|cost|expense)[.?!]*$",
+    r"\bworth (?:nothing|zero)\b|\bof no (?:value|worth|use)\b|\bworthless\b",
+)
+# Anywhere in a turn: takes back what it offered.
+RETRACTION = _any(
+    r"\b(?:i|we) (?:must |have to |will )?(?:take (?:that|it|this) back|changed (?:my|our) minds?)\b",
+    r"\b(?:just|only) (?:kidding|joking|a joke)\b|\b(?:i|we) (?:was|were|am|'m|are) (?:kidding|joking|lying)\b",
+    r"\byou(?:'ll| will| shall| just| only)* (?:get|receive|have) nothing\b|\bnothing for you\b",
+    r"\b(?:did not|didn't|do not|don't) mean (?:it|that)\b|\bforget what (?:i|we) said\b|\bon second thoughts?\b",
+)
 NEGATION = _any(
     r"\b(?:not|never|no|cannot|unable|neither|nor|without|impossible|instead of|rather than|except|refuse)\b",
     r"n't\b",
@@ -275,12 +339,14 @@ NEGATION = _any(
 
 _GOOD = r"(?:ok|okay|alright|all right|fine|good|acceptable|suit\w*|work\w*|help\w*|agreeable|happy|satisf\w+)"
 _DO_IT = (
-    r"(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get)"
+    r"(?:go ahead|proceed|arrange|send|do|process|start|issue|offer|replace|refund|repair|give|book|cancel|provide|get|"
+    r"set)"
 )
 INVITATION = _any(
     rf"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?{_GOOD}\b",
     r"\b(?:does|do|would|will|might|could) (?:that|this|it|these)(?: \w+)? (?:work|sound|suit|help|seem|solve|be)\b",
     r"\bhow (?:does|would|is) (?:that|this|it)\b",
+    r"\bwhat (?:do|would) you (?:think|say)(?: (?:about|of|to) (?:it|that|this))?\W*$",
     r"\b(?:sounds?|works?|okay|ok|alright|fine|good) (?:good |ok |okay )?(?:to|for|with|by) you\b",
     r"\bwould you (?:\w+ )?(?:like|prefer|accept|want)\b",
     r"\bwould you (?:\w+ )?be (?:happy|ok|okay|willing|interested|satisfied|fine)\b",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mdapo.rewards import dialogue_lexicon as lexicon
+from mdapo.rewards.dialogue_offers import listed, names, negated, offers, proposes, retracts, tries
 
 ECHO_RUN = 12  # words in a row taken from what others said
 ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
@@ -25,7 +26,6 @@ MAX_DIGRESSION = 0.5
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9'’#-]*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*|\n")
-_CLAUSE = re.compile(r"[,;:]| but | however | although | though | so | and (?=we|i|you)")
 _CODE = re.compile(r"\b(?:[a-z]{1,4}[-#]?\d{2,}[a-z0-9-]*|\d[\d-]{3,}\d|\d{4,})\b|[\w.]+@[\w.]+|\bwww\.|https?:")
 _AMOUNT = re.compile(r"\b\d+(?= ?(?:%|percent|dollars?|euros?|pounds?|usd|eur))|(?<=[$€£])\d+|(?<=[$€£] )\d+")
 # The customer wants to know whether it is asked; "yes" then asks it.
@@ -41,12 +41,11 @@ _IN_HAND = re.compile(
 )
 # "Your order number is correct", "your order number: 123".
 _STATED = re.compile(r"(?: is| was| has| will)\b(?!\W*$)|[:# ]+[\w-]*\d")
-# "A refund is not possible".
-_DENIED = re.compile(r" (?:(?:is|are|will|can|would|was)(?: be)?(?:n't| not\b)|won't|cannot)")
 # "My order number", "the customer's order number", "ask for the order number": not said to the customer.
 _NOT_YOURS = re.compile(
     r"\b(?:my|their|his|her|customers?'?s?) (?:\w+ )?$"
-    r"|(?<!may i )(?<!must )(?<!have to )(?<!i will )(?<!let me )\bask (?:\w+ ){0,2}for (?:\w+ ){0,2}$"
+    r"|(?<!may i )(?<!must )(?<!have to )(?<!i will )(?<!let me )"
+    r"(?<!we kindly )(?<!i kindly )(?<!i please )(?<!i just )(?<!i also )\bask (?:\w+ ){0,2}for (?:\w+ ){0,2}$"
 )
 # The agent speaking as if it had bought the thing.
 _CUSTOMER_VOICE = re.compile(
@@ -108,6 +107,7 @@ class Reading:
     invites: bool = False
     inquires: bool = False  # asks for information, whichever
     named: frozenset[str] = frozenset()  # remedies that it speaks of, offered or not
+    tries: frozenset[str] = frozenset()  # remedies that its words may offer, vague ones included
     proposes: bool = False  # offers something, whatever it is
     brief: bool = False  # at most MAX_SENTENCES, and the last one finished
     off_role: bool = False
@@ -131,18 +131,23 @@ def sentences(text: str) -> list[str]:
 def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[str]) -> Reading:
     """``heard``: what system and customer said before this turn; ``said``: the agent's own earlier turns."""
     asked = frozenset(d for s in sentences(text) for d in lexicon.DETAILS if asks_for(s, d))
-    offered = frozenset(r for s in sentences(text) for r in lexicon.REMEDIES if offers(s, r, right=r == facts.remedy))
+    said_now = sentences(text)
+    offered = frozenset(r for s in said_now for r in lexicon.REMEDIES if offers(s, r, right=r == facts.remedy))
+    offered |= listed(said_now, facts.remedy)
+    if retracts(said_now):  # the right one is not on offer then; a wrong one stays said
+        offered -= {facts.remedy}
     reading = Reading(
         apology=apology(text, facts.topic),
         asks=asked,
         offers=offered,
         invites=any(invites(s) for s in sentences(text)) or _says_yes(text, heard),
         inquires=bool(asked) or any(lexicon.INQUIRY.search(s) for s in sentences(text)),
-        named=frozenset(r for r in lexicon.REMEDIES if names(text, r)),
-        proposes=any(_proposes(s) for s in sentences(text)),
+        named=frozenset(r for r in lexicon.REMEDIES if names(said_now, r)),
+        tries=tries(said_now),
+        proposes=any(proposes(s) for s in sentences(text)),
         brief=len(sentences(text)) <= MAX_SENTENCES and text.rstrip(" \"'")[-1:] in tuple(".?!"),
         off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
-        fault=_fault(text, heard=heard, said=said),
+        fault=_fault(text, facts.remedy, heard=heard, said=said),
     )
     sorry = any(_is_sorry(s) for s in sentences(text))
     if not reading.fault and sorry and facts.detail in asked and facts.remedy in offered and reading.invites:
@@ -171,7 +176,7 @@ def asks_for(sentence: str, detail: str) -> bool:
     """Whether a sentence requests the detail, rather than mentions, states or declines it."""
     for found in lexicon.DETAILS[detail].forms.finditer(sentence):
         before, after = sentence[: found.start()], sentence[found.end() :]
-        if _negated(before) or _IN_HAND.search(before) or _NOT_YOURS.search(before) or _STATED.match(after):
+        if negated(before) or _IN_HAND.search(before) or _NOT_YOURS.search(before) or _STATED.match(after):
             continue
         if re.match(r"(?:what|which|when|where)\b", found.group(0)):  # "which email", "when did you buy"
             asked = "?" in sentence or lexicon.REQUEST.search(before) or before.rstrip(" ,").endswith("know")
@@ -180,36 +185,6 @@ def asks_for(sentence: str, detail: str) -> bool:
             asked = lexicon.REQUEST.search(before) or bare
         if asked:
             return True
-    return False
-
-
-def offers(sentence: str, remedy: str, *, right: bool) -> bool:
-    """Whether a sentence offers the remedy. Vague forms count only for the right one."""
-    forms = lexicon.REMEDIES[remedy]
-    patterns = [forms.strong, forms.weak] if right and forms.weak else [forms.strong]
-    for found in (match for pattern in patterns for match in pattern.finditer(sentence)):
-        clause_start = max((m.end() for m in _CLAUSE.finditer(sentence, 0, found.start())), default=0)
-        if _negated(sentence[clause_start : found.start()]) or lexicon.REPORTED.search(sentence[: found.start()]):
-            continue
-        if _DENIED.match(sentence[found.end() :]):
-            continue
-        if lexicon.OFFER.search(sentence):
-            return True
-    return False
-
-
-def _proposes(sentence: str) -> bool:
-    asks = re.search(r"\b(?:what|which|how|why)\b", sentence)
-    return bool(lexicon.PROPOSAL.search(sentence)) and not asks and not _negated(sentence)
-
-
-def names(text: str, remedy: str) -> bool:
-    """Whether a turn names a remedy at all, unless only to decline it."""
-    for sentence in sentences(text):
-        for found in lexicon.REMEDIES[remedy].strong.finditer(sentence):
-            clause_start = max((m.end() for m in _CLAUSE.finditer(sentence, 0, found.start())), default=0)
-            if not _negated(sentence[clause_start : found.start()]):
-                return True
     return False
 
 
@@ -233,15 +208,7 @@ _ACCEPTS = re.compile(
 )
 
 
-def _negated(before: str) -> bool:
-    """Whether the words before it turn it into its opposite ("why not" and "don't worry" do not)."""
-    said = re.sub(
-        r"\b(?:why not|why don't (?:we|i|you)|don't (?:worry|hesitate)|not only|no (?:problem|worries))\b", " ", before
-    )
-    return bool(lexicon.NEGATION.search(said))
-
-
-def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
+def _fault(text: str, remedy: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
     own = words(text)
     if not own:
         return "empty"
@@ -251,7 +218,7 @@ def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
         return "gibberish"
     if _invents(text, heard):
         return "invention"
-    if _lists(text):
+    if _lists(text, remedy):
         return "listing"
     if any(_repeats(own, words(earlier)) for earlier in said):
         return "repetition"
@@ -260,14 +227,13 @@ def _fault(text: str, *, heard: Sequence[str], said: Sequence[str]) -> str:
     return ""
 
 
-def _lists(text: str) -> bool:
+def _lists(text: str, right: str) -> bool:
     """Several remedies or several details at once, in the hope that one of them fits."""
     said = sentences(text)
     asking = " ".join(s for s in said if any(asks_for(s, detail) for detail in lexicon.DETAILS))
     asked = sum(bool(detail.forms.search(asking)) for detail in lexicon.DETAILS.values())
-    named = sum(names(text, remedy) for remedy in lexicon.REMEDIES)
-    hinted = sum(any(offers(s, remedy, right=True) for s in said) for remedy in lexicon.REMEDIES)
-    return asked >= MANY_DETAILS or named >= MANY_REMEDIES or hinted > MANY_REMEDIES
+    named = sum(names(said, remedy) for remedy in lexicon.REMEDIES)
+    return asked >= MANY_DETAILS or named >= MANY_REMEDIES or len(listed(said, right)) >= MANY_REMEDIES
 
 
 def _gibberish(text: str, own: list[str]) -> bool:

@@ -108,12 +108,12 @@ class Worker:
                 continue
 
     def _ask(self, request: Any, *, timeouts: Sequence[float]) -> Any:
-        """Yields one answer a timeout. On any failure the process is killed and ``WorkerLost`` raised."""
+        """Yields one answer a timeout; ``WorkerLost``. On any failure the process is killed: it may answer late."""
         try:
             self._write(json.dumps(request).encode() + b"\n", deadline=time.monotonic() + timeouts[0])
             for timeout in timeouts:
                 yield self._answer(deadline=time.monotonic() + timeout)
-        except WorkerLost:
+        except BaseException:
             self.kill()
             raise
 

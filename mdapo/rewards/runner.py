@@ -90,13 +90,19 @@ class RewardRunner:
 
         Raises ``UserError`` when a larger share than ``reward.max_error_rate`` of the step's episodes had no reward.
         """
-        errors, scored = self._step_errors, self._step_scored
-        self._step_errors, self._step_scored = Counter(), 0
+        scored = self._step_scored
+        errors = self.end_evaluation()
         failed = errors.total()
         if failed > self.cfg.max_error_rate * scored:
-            why = [f"  {n} x {reason}" for reason, n in errors.most_common(10)]
+            why = [f"  {line}" for line in told(errors)]
             limit = f"reward.max_error_rate={self.cfg.max_error_rate}"
             raise UserError([f"{failed} of {scored} episodes of this step got no reward, more than {limit}:", *why])
+        return errors
+
+    def end_evaluation(self) -> Counter[str]:
+        """The errors since the last count by "part: reason"; starts the next one, so that a step's rate is its own."""
+        errors = self._step_errors
+        self._step_errors, self._step_scored = Counter(), 0
         return errors
 
     def close(self) -> None:
@@ -130,14 +136,15 @@ class RewardRunner:
         return worker
 
     def _ask(self, episode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """In one of as many threads as there are workers: one is idle."""
+        """In one of as many threads as there are workers: one is idle, and whatever happens here, one is afterwards."""
         worker = self._idle.get()
-        if not worker.alive:  # died while idle
-            worker = self._replace(worker)
-        worker.wait_ready()
-        answers = worker.ask(episode, timeout_s=self.cfg.timeout_s)
-        self._idle.put(worker if worker.alive else self._replace(worker))
-        return answers
+        try:
+            if not worker.alive:  # died while idle
+                worker = self._replace(worker)
+            worker.wait_ready()
+            return worker.ask(episode, timeout_s=self.cfg.timeout_s)
+        finally:  # without it the other threads, and so the end of the run, would wait for ever
+            self._idle.put(worker if worker.alive else self._replace(worker))
 
     def _replace(self, lost: Worker) -> Worker:
         lost.kill()
@@ -161,6 +168,11 @@ class RewardRunner:
         told = [a["outcome"] for a in answers if a["outcome"] is not None]
         outcome = told[0] if told else min(max(answers[0]["value"], 0.0), 1.0)
         return Score(value=value, outcome=outcome, parts=parts)
+
+
+def told(errors: Counter[str]) -> list[str]:
+    """Counted errors for people, the most frequent first."""
+    return [f"{n} x {reason}" for reason, n in errors.most_common(10)]
 
 
 def _answer_here(function: Any, call: Mapping[str, Any]) -> dict[str, Any]:

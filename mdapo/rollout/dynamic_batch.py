@@ -125,6 +125,8 @@ class DynamicBatch:
             if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
                 self.notify(self._summary(len(prompts), ledger))
         failures = self.rewards.end_step()
+        if failures:
+            self.notify(f"rewards that failed: {_reasons(failures)}")
         return self._hand_out(version, failures, ledger)
 
     async def evaluate(self, prompts: Sequence[Prompt]) -> list[Episode]:

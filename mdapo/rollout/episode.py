@@ -15,6 +15,7 @@ import numpy as np
 
 from mdapo.config.schema import Config
 from mdapo.environments.base import Environment, Observation
+from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
 from mdapo.rollout.seeds import mix
 from mdapo.types import EndReason, Episode, Message, Prompt, Turn
@@ -89,7 +90,7 @@ async def run_episode(
     ``make_env`` makes this episode's own environment. ``sampling`` gives temperature and cuts; its token count and stop
     ids are set here for each turn. ``session`` is unique among live episodes. An environment or engine that fails ends
     the episode with ``error``, the deadline with ``aborted``; neither raises. ``UserError`` when the chat template
-    refuses the conversation.
+    refuses the conversation or the environment breaks its contract.
     """
     talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed)
     try:
@@ -154,6 +155,8 @@ class _Talk:
         try:
             env = self.make_env()
             self.messages = list(env.opening())
+        except UserError:
+            raise
         except Exception as error:
             raise EnvironmentFailed(f"the environment's opening failed: {error!r}") from error
         self.prompt_ids = self.chat.prompt_ids(self.messages)
@@ -200,6 +203,8 @@ class _Talk:
     def _listen(self, env: Environment) -> Observation:
         try:
             observation = env.observe(tuple(self.messages))
+        except UserError:
+            raise
         except Exception as error:
             raise EnvironmentFailed(f"the environment failed in turn {len(self.turns)}: {error!r}") from error
         self.messages += observation.messages

@@ -32,8 +32,20 @@ class RunFolder:
     What it holds is as it was before until ``claim``: a start that fails leaves an earlier run where it is.
     """
 
-    def __init__(self, path: Path, lock: int, claim: Callable[[RunFolder], None]) -> None:
-        self.path, self._lock, self._claim = path, lock, claim
+    def __init__(
+        self,
+        path: Path,
+        lock: int,
+        *,
+        former: Mapping[str, Any] | None,
+        config: Mapping[str, Any],
+        fresh: bool,
+        environment: Mapping[str, Any] | None,
+        notify: Callable[[str], None],
+    ) -> None:
+        """Made by `open_run_folder`. ``former``: the configuration of the run that it holds."""
+        self.path, self._lock, self._notify = path, lock, notify
+        self._former, self._config, self._fresh, self._environment = former, config, fresh, environment
 
     def claim(self) -> None:
         """Make it this run's: another run in it is moved aside, ``config.yaml`` and ``env.json`` are written.
@@ -41,14 +53,23 @@ class RunFolder:
         Raises ``UserError`` when it cannot be written.
         """
         with _usable(self.path):
-            self._claim(self)
+            if self._former is not None:
+                changed = differences(self._former, self._config)
+                other = [line for line in changed if line.split(":")[0] in IDENTITY]
+                if other or self._fresh:
+                    self._move_aside("; ".join(other) or "run.resume: never")
+                elif changed:
+                    self._notify(f"{self.path}: goes on with changed settings: " + "; ".join(changed))
+            config = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
+            _keep_and_write(self.path / CONFIG, config)
+            if self._environment is not None:
+                _keep_and_write(self.path / ENVIRONMENT, json.dumps(self._environment, indent=1) + "\n")
 
-    def move_aside(self, why: str, notify: Callable[[str], None]) -> None:
-        """What it holds becomes ``path.1``, ``path.2``, …; the folder is a new one, locked too."""
+    def _move_aside(self, why: str) -> None:
         aside = _free_name(self.path.parent, self.path.name, "")
         self.path.rename(aside)
         os.close(self._lock)
-        notify(f"{self.path}: held another run ({why}); it is kept as {aside}")
+        self._notify(f"{self.path}: held another run ({why}); it is kept as {aside}")
         self.path.mkdir(exist_ok=True)
         self._lock = _lock(self.path)
 
@@ -71,7 +92,6 @@ def open_run_folder(
     changed ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
     Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
     """
-    config = redact(config)
     with _usable(path):
         path.mkdir(parents=True, exist_ok=True)
         if not (path / CONFIG).exists() and any(not f.name.startswith(".") and f.name != EVAL for f in path.iterdir()):
@@ -82,19 +102,8 @@ def open_run_folder(
         except BaseException:
             os.close(lock)
             raise
-
-    def claim(folder: RunFolder) -> None:
-        changed = [] if former is None else differences(former, config)
-        other = [line for line in changed if line.split(":")[0] in IDENTITY]
-        if other or (fresh and former is not None):
-            folder.move_aside("; ".join(other) if other else "run.resume: never", notify)
-        elif changed:
-            notify(f"{path}: goes on with changed settings: " + "; ".join(changed))
-        _keep_and_write(path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
-        if environment is not None:
-            _keep_and_write(path / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
-
-    return RunFolder(path, lock, claim)
+    config = redact(config)
+    return RunFolder(path, lock, former=former, config=config, fresh=fresh, environment=environment, notify=notify)
 
 
 @contextmanager

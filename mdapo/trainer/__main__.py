@@ -34,9 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         return finish(error.exit_code, f"mdapo: {error}")
     except Interrupted as error:
         return finish(EXIT_INTERRUPTED, f"mdapo: {error}")
-    except SystemExit:
-        raise
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is no Exception; nor is an exit that nobody asked for
         if any(text in str(error) for text in PEER_IS_GONE):
             return finish(EXIT_INTERRUPTED, f"mdapo: another rank has gone: {error}", lost_peer=True)
         report = f"{traceback.format_exc()}mdapo: internal error, please report it with the lines above"

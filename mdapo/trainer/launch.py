@@ -15,14 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from mdapo.errors import EXIT_INTERRUPTED, UserError
+from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, UserError
 
+EXITS = "exits.json"  # what torchrun saw: exit codes of the ranks that failed, negative for a signal
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
 EVAL_FLAG = "--eval"
 GRACE_S = 300.0  # from the first signal until the ranks are killed: a large checkpoint takes a while
@@ -45,6 +46,12 @@ def write_outcome(code: int, message: str, *, lost_peer: bool = False) -> bool:
     outcome = {"code": code, "message": message, "time": time.time(), "lost_peer": lost_peer}
     Path(folder, f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(outcome))
     return True
+
+
+def write_exits(codes: Mapping[int, int]) -> None:
+    """Leave the failed ranks' exit codes for the launcher, where there is one."""
+    if OUTCOME_ENV in os.environ:
+        Path(os.environ[OUTCOME_ENV], EXITS).write_text(json.dumps(codes))
 
 
 def free_port() -> int:
@@ -84,7 +91,7 @@ def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Seq
         environment = {**threads, **os.environ, OUTCOME_ENV: outcomes}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         code = supervise(process)
-        return report(code, Path(outcomes))
+        return report(code, Path(outcomes), ranks=nproc)
 
 
 def supervise(process: subprocess.Popen[bytes]) -> int:
@@ -133,18 +140,39 @@ def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> No
         pass  # the group is gone, which is what the signal was for
 
 
-def report(torchrun_code: int, outcomes: Path) -> int:
-    """The cause's exit code, its message on stderr."""
+def report(torchrun_code: int, outcomes: Path, *, ranks: int) -> int:
+    """The cause's exit code, its message on stderr. A run is done when each of its ``ranks`` says so."""
     found = sorted((json.loads(f.read_text()) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"])
     cause = next((o for o in found if o["code"] != 0 and not o["lost_peer"]), None)
     if cause is not None:
         print(cause["message"], file=sys.stderr)
         return cause["code"]
+    left = walked_out(torchrun_code, outcomes, ranks)
+    if left:
+        who = ", ".join(f"rank {rank} (exit code {code})" for rank, code in left.items())
+        why = "the run is not done; something in the process, such as a plug-in, called os._exit or its like"
+        print(f"mdapo: {who} ended by itself without a word: {why}", file=sys.stderr)
+        return EXIT_INTERNAL
     if torchrun_code == 0:
         return 0
     text = "a rank was killed (by the system, when memory runs out); the same command resumes from the last checkpoint"
     print(f"mdapo: {text}", file=sys.stderr)
     return EXIT_INTERRUPTED
+
+
+def walked_out(torchrun_code: int, outcomes: Path, ranks: int) -> dict[int, int]:
+    """Exit codes of the ranks that left no outcome though nothing killed them; torchrun takes a 0 for success.
+
+    A second signal makes a rank leave at once, with ``EXIT_INTERRUPTED``: that was asked for.
+    """
+    silent = [rank for rank in range(ranks) if not (outcomes / f"rank-{rank}.json").exists()]
+    if torchrun_code == 0:
+        return dict.fromkeys(silent, 0)
+    if not (outcomes / EXITS).exists():  # torchrun itself was stopped: nobody saw how they left
+        return {}
+    codes = json.loads((outcomes / EXITS).read_text())
+    exits = {rank: codes.get(str(rank), 0) for rank in silent}
+    return {rank: code for rank, code in exits.items() if code >= 0 and code != EXIT_INTERRUPTED}
 
 
 if __name__ == "__main__":  # scripts/train.sh asks before it starts torchrun

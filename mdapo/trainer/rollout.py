@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from mdapo import environments, plugins
 from mdapo.data.chat import ChatFormat
 from mdapo.data.prompts import PromptStream, drop_overlong, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
+from mdapo.environments.calling import load_environment, opening_of
 from mdapo.errors import UserError
-from mdapo.rewards.runner import RewardRunner
+from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.tracking.recorder import replay_path
@@ -21,6 +21,7 @@ from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
+    from mdapo.environments.base import EnvironmentFactory
     from mdapo.rollout.engine import Engine
     from mdapo.trainer.journal import Journal
     from mdapo.types import Episode, Group, Prompt
@@ -58,8 +59,7 @@ class LiveRollout:
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
-        factory = plugins.load(config.environment.name, builtin=environments.BUILTIN, required=("prompt", "seed"))
-        make = partial(factory, **config.environment.args)
+        make = load_environment(config.environment)
         train = self._prompts(config.data.train_files, "training", make)
         self.val = self._prompts(config.data.val_files, "validation", make) if config.data.val_files else []
         self.val = self.val[: config.data.val_limit or None]
@@ -77,11 +77,11 @@ class LiveRollout:
             self.engine, self.chat, make, self.rewards, stream, config, notify=journal.say, progress=journal.doing
         )
 
-    def _prompts(self, files: list[str], what: str, make: Callable[..., Any]) -> list[Prompt]:
+    def _prompts(self, files: list[str], what: str, make: EnvironmentFactory) -> list[Prompt]:
         data = self.config.data
 
         def length(prompt: Prompt) -> int:
-            return len(self.chat.prompt_ids(make(prompt, seed=0).opening()))
+            return len(self.chat.prompt_ids(opening_of(make, self.config.environment.name, prompt, seed=0)))
 
         kept, dropped = drop_overlong(load_prompts(files, data), length, data.max_prompt_len, data.overlong_prompts)
         longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
@@ -97,8 +97,14 @@ class LiveRollout:
         if not self.val:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)
+        failures = self.rewards.end_evaluation()
         self.journal.note_evaluation(step, episodes)
-        found = evaluation(episodes)
+        found = evaluation(episodes, failures)
+        lost, why = unscored(episodes, failures)
+        if lost:
+            self.journal.say(
+                f"evaluation: {lost} of {len(episodes)} conversations could not be scored: {'; '.join(why)}"
+            )
         success, reward = found["eval/success"], found["eval/reward"]
         self.journal.say(
             f"evaluated after step {step}: success {success:.3f}, reward {reward:.3f}, {len(episodes)} conversations"
@@ -175,11 +181,22 @@ class Replay:
         pass
 
 
-def evaluation(episodes: list[Episode]) -> dict[str, float]:
-    """Means over the episodes that could be scored."""
+def unscored(episodes: Sequence[Episode], failures: Counter[str]) -> tuple[int, list[str]]:
+    """How many conversations have no score, and why: the reward's failures, and those that broke off themselves."""
+    lost = sum(episode.score is None or not episode.score.valid for episode in episodes)
+    broken = sum(episode.end == "error" for episode in episodes)
+    why = [f"{broken} x the environment or the engine failed (the warnings above say how)"] if broken else []
+    return lost, [*told(failures), *why]
+
+
+def evaluation(episodes: Sequence[Episode], failures: Counter[str]) -> dict[str, float]:
+    """Means over the episodes that could be scored. ``UserError`` with the reasons where there is none."""
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
     if not scores:
-        raise UserError("evaluation: not one episode could be scored")
+        lost, why = unscored(episodes, failures)
+        raise UserError(
+            [f"evaluation: not one of {lost} conversations could be scored:", *(f"  {line}" for line in why)]
+        )
     found = {"eval/success": sum(s.outcome for s in scores) / len(scores)}
     found["eval/reward"] = sum(s.value for s in scores) / len(scores)
     for name in scores[0].parts:

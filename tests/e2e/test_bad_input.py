@@ -135,3 +135,54 @@ def test_doctor_needs_no_configuration() -> None:
     for text in ("megatron-core 0.16", "device", "attention", "unpack", "cpu library", "MDAPO_DEVICE", "environment"):
         assert text in done.out
     refused("doctor", says=("MDAPO_DEVICE=tpu",), MDAPO_DEVICE="tpu")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise ValueError('x')", "3 x mine: raised ValueError"),
+        ("return float('nan')", "3 x mine: returned NaN"),
+        ("import os; os._exit(0)", "3 x mine: died"),
+    ],
+)
+def test_a_reward_that_always_fails_is_explained(material: Material, tmp_path: Path, body: str, says: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine(messages, prompt, end):\n    {body}\n")
+    reward = f"reward.functions=[{{name: '{tmp_path}/mine.py:mine'}}]"
+    refused("train", str(material.config), f"run.dir={tmp_path}", reward, says=("not one of 3 conversations", says))
+
+
+ENVIRONMENT = """
+import os, sys
+class Mine:
+    def __init__(self, prompt, *, seed):
+        self.prompt = prompt
+    def opening(self):
+        return self.prompt.messages
+    def observe(self, messages):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("sys.exit(0)", "mine.py:Mine: observe() called sys.exit(0)"),
+        ("sys.exit(3)", "mine.py:Mine: observe() called sys.exit(3)"),
+        ("return None", "mine.py:Mine: observe() returned None"),
+    ],
+)
+def test_an_environment_that_exits_or_breaks_its_contract_is_named(
+    material: Material, tmp_path: Path, body: str, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(body=body))
+    name = f"environment.name={tmp_path}/mine.py:Mine"
+    refused("train", str(material.config), f"run.dir={tmp_path}", name, says=(says,))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_something_ends_with_0_is_no_success(material: Material, tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(body="os._exit(0)"))
+    name = f"environment.name={tmp_path}/mine.py:Mine"
+    done = mdapo("train", str(material.config), f"run.dir={tmp_path}", name, f"parallel.data={ranks}")
+    assert done.code == 70, (done.out, done.err)
+    assert "rank 0 (exit code 0) ended by itself" in done.err

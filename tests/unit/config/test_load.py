@@ -284,3 +284,16 @@ def test_a_mutated_file_loads_or_is_refused_in_words(tmp_path_factory: pytest.Te
         load(path)
     except UserError as error:
         assert error.problems
+
+
+DEADLINES = {key for key, _ in keys_of() if key.endswith("timeout_s")}
+
+
+def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
+    """poll() takes milliseconds in 32 bits, and a process group refuses both ends."""
+    assert {"run.init_timeout_s", "reward.timeout_s", "rollout.episode_timeout_s"} == DEADLINES
+    for key in DEADLINES:
+        for value in ("1e9", "1e30"):
+            assert one(good, f"{key}={value}").startswith(f"{key}: must be at most 86400, not ")
+        assert one(good, f"{key}=1e-9").startswith(f"{key}: must be at least ")
+        assert load(good, [f"{key}=86400"]).sources[key] == "command line"

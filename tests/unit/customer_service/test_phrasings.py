@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mdapo.rewards.dialogue_reading import asks_for, invites, offers, sentences
+from mdapo.rewards.dialogue_reading import apology, asks_for, invites, offers, sentences
 
 ASKS = [
     "Can you please provide me with the order number?",
@@ -29,6 +29,17 @@ ASKS = [
     "Can you find your order number for me?",
     "I'd be happy to help, please provide your order number so I can look into it.",
     "First, please share the order number.",
+    "May I kindly ask for your order number?",
+    "Could we kindly ask for your order number?",
+    "May I also ask for your order number?",
+    "Please send over your order number.",
+    "Could you send me over the order number?",
+    "Could you pass me the order number?",
+    "What would be your order number?",
+    "Could you look for the order number?",
+    "whats your order number?",
+    "Order number, please?",
+    "Order number?",
 ]
 NOT_ASKS = [
     "Please confirm that your order number is indeed available.",
@@ -48,6 +59,10 @@ NOT_ASKS = [
     "Thanks for sending me your order number.",
     "We do not need your order number.",
     "No order number?",
+    "Kindly ask for the order number.",
+    "Order number.",
+    "Look for the order number on the receipt.",
+    "I will pass on the order number.",
 ]
 OFFERS = [
     "We can offer you a full refund.",
@@ -66,6 +81,13 @@ OFFERS = [
     "I can't undo this, but I can give you a refund.",
     "Here is my offer: you get a refund.",
     "May I offer you a refund?",
+    "Our policy allows me to offer you a refund.",
+    "As our policy says, we can offer you a refund.",
+    "Under our policy you will get a refund.",
+    "Our policy says that you can get a refund.",
+    "In accordance with our policy, we would be delighted to issue a refund.",
+    "Since you are waiting for it, I will give you a refund.",
+    "As you asked for it, we can offer you a refund.",
 ]
 NOT_OFFERS = [
     "We can't refund you.",
@@ -73,6 +95,10 @@ NOT_OFFERS = [
     "I understand that you want a refund.",
     "You asked for a refund.",
     "Our policy allows a refund.",
+    "Our policy for this is a refund.",
+    "Our policy says that we cannot give you a refund.",
+    "You asked, and I know, for a refund.",
+    "You said that we will give you a refund.",
     "I will check whether a refund is possible.",
     "I would like a refund.",
     "I'd like to request a refund.",
@@ -89,11 +115,14 @@ INVITES = [
     "Please let me know if that is fine.", "Would you like that?", "Can you confirm?", "Is it alright with you?",
     "I hope this is okay for you.", "How does that sound?", "Are you happy with that?", "Would you accept this?",
     "Please confirm.", "Please confirm if you agree.", "Please confirm that you agree.", "Could you confirm this?",
+    "Shall I set that up?", "Shall I set it up for you?", "What do you think?", "What do you think about it?",
+    "What would you say to that?",
 ]  # fmt: skip
 NOT_INVITES = [
     "Thank you for your patience.", "Is there anything else?", "What is your order number?", "I'm happy to help.",
     "How can I help you?", "Have a nice day.", "We work hard for you.", "Can you tell me more?",
     "Please confirm that your order number is right.", "Please confirm your address.", "Please accept that it is late.",
+    "What do you think happened?", "What do you say on the parcel?",
 ]  # fmt: skip
 
 
@@ -146,3 +175,7 @@ def test_other_details_are_asked_for_in_their_own_ways(text: str, detail: str) -
 
 def test_to_address_an_issue_asks_for_no_address() -> None:
     assert not asks_for("please address your issue.", "address")
+
+
+def test_an_apology_may_start_with_sorry_alone() -> None:
+    assert apology("sorry your tablet is late!", ["tablet"]) == 1.0

@@ -190,6 +190,34 @@ def test_worker_that_died_while_idle_is_replaced_and_no_episode_pays_for_it(make
     assert not runner.errors
 
 
+def test_a_failure_of_our_own_is_raised_and_the_next_episode_finds_a_worker(
+    make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(part("number"))
+    (worker,) = runner._workers
+
+    def fail(*_: object) -> None:
+        raise OverflowError("too long")
+
+    monkeypatch.setattr(worker, "_wait", fail)
+    with pytest.raises(OverflowError):
+        score(runner, episode("x"))
+    assert gone(worker.pid), "its answers could be taken for those of another episode"
+    assert score(runner, episode("x"))[0].value == 1.0
+
+
+def test_a_function_that_cannot_be_loaded_a_second_time_ends_every_call(make, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "once.py").write_text(
+        f"import os\nif os.path.exists({str(mark)!r}):\n    raise RuntimeError('second import')\n"
+        f"def f(messages, prompt, end):\n    open({str(mark)!r}, 'w').close()\n    os._exit(1)\n"
+    )
+    runner = make(RewardPart(name=f"{tmp_path}/once.py:f"))
+    assert not score(runner, episode("x"))[0].valid
+    with pytest.raises(UserError, match="second import"):
+        score(runner, episode("x"), episode("y"), episode("z"))
+
+
 def test_closing_ends_processes_in_the_middle_of_a_call(make) -> None:
     runner = make(part("hanging"), timeout_s=100.0)
     pids = [w.pid for w in runner._workers]
@@ -298,3 +326,11 @@ def test_the_value_before_each_turn_is_that_of_the_conversation_so_far() -> None
     assert 0.0 < scored.before[1] < 0.5  # sorry, asked and told
     (plain,) = score(RewardRunner(RewardCfg(), default="customer_service"), whole)
     assert plain == replace(scored, before=())
+
+
+def test_failures_of_an_evaluation_do_not_count_for_the_next_step(make) -> None:
+    runner = make(part("sometimes"), max_error_rate=0.25)
+    score(runner, episode("bad"), episode("fine"))
+    assert runner.end_evaluation() == {"sometimes: raised RuntimeError": 1}
+    score(runner, episode("fine"))
+    assert runner.end_step() == {}

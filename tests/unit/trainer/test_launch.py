@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mdapo.errors import UserError
-from mdapo.trainer.launch import OUTCOME_ENV, check_port, free_port, report, write_outcome
+from mdapo.trainer.launch import EXITS, OUTCOME_ENV, check_port, free_port, report, write_outcome
 
 
 def leave(folder: Path, rank: int, code: int, *, time: float, lost_peer: bool = False) -> None:
@@ -22,7 +22,7 @@ def test_the_first_rank_that_failed_by_itself_is_the_cause(tmp_path: Path, capsy
     leave(tmp_path, 1, 70, time=3.0)
     leave(tmp_path, 2, 74, time=2.0)
     leave(tmp_path, 3, 0, time=0.0)
-    assert report(1, tmp_path) == 74
+    assert report(1, tmp_path, ranks=4) == 74
     assert capsys.readouterr().err == "rank 2\n"
 
 
@@ -30,13 +30,33 @@ def test_a_rank_that_left_no_word_was_killed_and_the_run_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     leave(tmp_path, 1, 75, time=1.0, lost_peer=True)
-    assert report(1, tmp_path) == 75
+    (tmp_path / EXITS).write_text(json.dumps({0: -9, 1: 75}))
+    assert report(1, tmp_path, ranks=2) == 75
     assert "the same command resumes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("torchrun_code", "exits", "told"),
+    [(0, None, "rank 0 (exit code 0)"), (1, {1: 75}, "rank 0 (exit code 0)"), (1, {0: 3}, "rank 0 (exit code 3)")],
+)
+def test_a_rank_that_walked_out_is_no_success_and_was_not_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], torchrun_code: int, exits: dict[int, int] | None, told: str
+) -> None:
+    leave(tmp_path, 1, 75 if torchrun_code else 0, time=1.0, lost_peer=bool(torchrun_code))
+    if exits is not None:
+        (tmp_path / EXITS).write_text(json.dumps(exits))
+    assert report(torchrun_code, tmp_path, ranks=2) == 70
+    assert f"mdapo: {told} ended by itself" in capsys.readouterr().err
+
+
+def test_leaving_at_the_second_signal_is_an_interruption(tmp_path: Path) -> None:
+    (tmp_path / EXITS).write_text(json.dumps({0: 75}))
+    assert report(1, tmp_path, ranks=1) == 75
 
 
 def test_all_ranks_done_is_0(tmp_path: Path) -> None:
     leave(tmp_path, 0, 0, time=1.0)
-    assert report(0, tmp_path) == 0
+    assert report(0, tmp_path, ranks=1) == 0
 
 
 def test_an_outcome_is_what_the_launcher_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +65,7 @@ def test_an_outcome_is_what_the_launcher_reads(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv(OUTCOME_ENV, str(tmp_path))
     monkeypatch.setenv("RANK", "5")
     assert write_outcome(2, "all problems")
-    assert report(1, tmp_path) == 2
+    assert report(1, tmp_path, ranks=6) == 2
 
 
 @pytest.mark.parametrize("text", ["", "http", "-1", "0", "65536", "29500.0"])

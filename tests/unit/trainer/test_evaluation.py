@@ -1,0 +1,37 @@
+"""What an evaluation says of conversations that have no score: how many, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mdapo.errors import UserError
+from mdapo.trainer.rollout import evaluation, unscored
+from mdapo.types import Episode, Message, Prompt, Score
+
+BAD = Score(value=0.0, outcome=0.0, valid=False)
+FAILED = Episode(
+    Prompt("p", 0, (Message("user", "1"),)), 0, np.ones(1, np.int32), (), (Message("user", "1"),), "done", BAD
+)
+SCORED = replace(FAILED, score=Score(value=0.5, outcome=1.0))
+BROKEN = replace(FAILED, end="error")
+
+
+def test_an_evaluation_without_one_score_says_which_function_failed_how_and_how_often() -> None:
+    with pytest.raises(UserError) as caught:
+        evaluation([FAILED, FAILED, BROKEN], Counter({"mine: raised ValueError": 2}))
+    assert caught.value.problems == [
+        "evaluation: not one of 3 conversations could be scored:",
+        "  2 x mine: raised ValueError",
+        "  1 x the environment or the engine failed (the warnings above say how)",
+    ]
+
+
+def test_some_failures_are_left_out_of_the_means_and_told() -> None:
+    episodes, failures = [FAILED, SCORED, SCORED], Counter({"mine: returned NaN": 1})
+    assert evaluation(episodes, failures)["eval/reward"] == 0.5
+    assert unscored(episodes, failures) == (1, ["1 x mine: returned NaN"])
+    assert unscored([SCORED], Counter()) == (0, [])
