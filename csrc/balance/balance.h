@@ -1,0 +1,102 @@
+// Balancing a ragged batch: items into parts, and a step's samples into ranks and micro-batches under a token cap.
+//
+// Pure C++17, on the host whatever the device; mdapo/ops/balance.py says what is computed and after whom, and
+// mdapo/ops/balance_reference computes the same, bit for bit. The parts: level.h (exchanges between groups),
+// partition.h, packing.h (bins under a cap), plan.h (one mini-batch).
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "balance/plan.h"
+
+namespace mdapo::balance {
+
+constexpr int64_t kMaxTotal = int64_t{1} << 61;  // sums of all costs and of all tokens; differences of two fit too
+constexpr int64_t kMaxItems = int64_t{1} << 28;
+
+inline void require(bool holds, const std::string& otherwise) {
+  if (!holds) throw std::invalid_argument(otherwise);
+}
+
+inline void require_total(const char* what, const int64_t* values, int64_t n) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    require(values[i] >= 0, std::string(what) + ": negative");
+    require(values[i] <= kMaxTotal - total, std::string(what) + ": the sum is above 2^61");
+    total += values[i];
+  }
+}
+
+// Item numbers by falling cost, then falling tokens, then as they come: what follows depends on the values alone.
+inline Members order_of(const int64_t* cost, const int64_t* tokens, const Members& which) {
+  struct Key {
+    int64_t cost, tokens;
+    int32_t item;
+  };
+  std::vector<Key> keys;
+  keys.reserve(which.size());
+  for (const int32_t item : which) keys.push_back({cost[item], tokens == nullptr ? 0 : tokens[item], item});
+  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
+    if (a.cost != b.cost) return a.cost > b.cost;
+    return a.tokens != b.tokens ? a.tokens > b.tokens : a.item < b.item;
+  });
+  Members order;
+  order.reserve(which.size());
+  for (const Key& key : keys) order.push_back(key.item);
+  return order;
+}
+
+inline std::vector<int64_t> gathered(const int64_t* values, const Members& order) {
+  std::vector<int64_t> result;
+  result.reserve(order.size());
+  for (const int32_t item : order) result.push_back(values[item]);
+  return result;
+}
+
+// part_N[i] in 0 .. k - 1. Throws std::invalid_argument.
+inline void partition(const int64_t* cost_N, int64_t n, int64_t k, bool equal_size, int64_t* part_N) {
+  require(k >= 1 && k <= kMaxItems && n <= kMaxItems, "k: at least 1, and neither k nor the items above 2^28");
+  require_total("costs", cost_N, n);
+  const Members order = order_of(cost_N, nullptr, numbers_to(static_cast<int32_t>(n)));
+  const std::vector<int64_t> cost = gathered(cost_N, order);
+  const Groups parts = partition_sorted(cost.data(), static_cast<int32_t>(n), static_cast<int32_t>(k), equal_size);
+  for (int32_t p = 0; p < parts.count(); ++p) {
+    for (const int32_t at : parts.members[p]) part_N[order[at]] = p;
+  }
+}
+
+// Each sample's rank and its micro-batch there, and for each mini-batch how many micro-batches every rank has (0 where
+// the mini-batch is empty). Throws std::invalid_argument.
+inline void plan(const int64_t* tokens_N, const int64_t* cost_N, const int64_t* mini_N, int64_t n, int64_t minis,
+                 Shape shape, int64_t* rank_N, int64_t* micro_N, int64_t* count_M) {
+  require(shape.dp >= 1 && shape.cap >= 0 && shape.rows >= 1 && shape.multiple >= 1 && shape.at_least >= 1,
+          "dp, rows, multiple and at_least are at least 1, cap is at least 0");
+  require(n <= kMaxItems && shape.dp <= kMaxItems && shape.multiple <= kMaxItems / shape.dp,
+          "more than 2^28 samples or micro-batches");
+  require_total("costs", cost_N, n);
+  require_total("tokens", tokens_N, n);
+  shape.cap = std::min(shape.cap, kMaxTotal);
+  std::vector<Members> members(minis);
+  for (int64_t i = 0; i < n; ++i) {
+    require(mini_N[i] >= 0 && mini_N[i] < minis, "mini: out of range");
+    members[mini_N[i]].push_back(static_cast<int32_t>(i));
+  }
+  for (int64_t m = 0; m < minis; ++m) {
+    count_M[m] = 0;
+    if (members[m].empty()) continue;
+    const Members order = order_of(cost_N, tokens_N, members[m]);
+    const std::vector<int64_t> cost = gathered(cost_N, order), tokens = gathered(tokens_N, order);
+    Items items{cost.data(), tokens.data(), static_cast<int32_t>(order.size()), heaviest_first(tokens)};
+    const Placed placed = plan_sorted(items, shape);
+    count_M[m] = placed.micro();
+    for (int32_t b = 0; b < placed.bins.count(); ++b) {
+      for (const int32_t at : placed.bins.members[b]) {
+        rank_N[order[at]] = placed.rank[b];
+        micro_N[order[at]] = placed.slot[b];
+      }
+    }
+  }
+}
+
+}  // namespace mdapo::balance
