@@ -77,6 +77,8 @@ inline void plan(const int64_t* tokens_N, const int64_t* cost_N, const int64_t* 
   require_total("costs", cost_N, n);
   require_total("tokens", tokens_N, n);
   shape.cap = std::min(shape.cap, kMaxTotal);
+  std::vector<int64_t> cost_of(cost_N, cost_N + n);  // nothing is for free: no rank shall have all the cheap ones
+  for (int64_t& cost : cost_of) cost = std::max<int64_t>(cost, 1);
   std::vector<Members> members(minis);
   for (int64_t i = 0; i < n; ++i) {
     require(mini_N[i] >= 0 && mini_N[i] < minis, "mini: out of range");
@@ -85,8 +87,8 @@ inline void plan(const int64_t* tokens_N, const int64_t* cost_N, const int64_t* 
   for (int64_t m = 0; m < minis; ++m) {
     count_M[m] = 0;
     if (members[m].empty()) continue;
-    const Members order = order_of(cost_N, tokens_N, members[m]);
-    const std::vector<int64_t> cost = gathered(cost_N, order), tokens = gathered(tokens_N, order);
+    const Members order = order_of(cost_of.data(), tokens_N, members[m]);
+    const std::vector<int64_t> cost = gathered(cost_of.data(), order), tokens = gathered(tokens_N, order);
     Items items{cost.data(), tokens.data(), static_cast<int32_t>(order.size()), heaviest_first(tokens)};
     const Placed placed = plan_sorted(items, shape);
     count_M[m] = placed.micro();

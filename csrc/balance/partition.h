@@ -1,6 +1,7 @@
 // Items into k parts of nearly equal cost: greedy, then levelled, then searched where parts are small.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <queue>
 #include <tuple>
@@ -68,7 +69,7 @@ inline int64_t lower_bound_of(const int64_t* cost, int32_t n, int32_t k, Sizes s
 }
 
 // The best parts for a few items, by depth-first search in the order of the greedy algorithm, which is its first leaf
-// (complete greedy algorithm: Korf 1998). Exact unless `nodes`, which it uses up, run out.
+// (complete greedy algorithm: Korf 1998). Exact unless `nodes`, which it uses up, run out. At most kWhole parts.
 struct Search {
   const Members& items;
   const int64_t* cost;
@@ -89,13 +90,14 @@ struct Search {
       found = part;
       return;
     }
-    std::vector<std::tuple<int64_t, int64_t, int32_t>> order;
+    std::array<std::tuple<int64_t, int64_t, int32_t>, kWhole> order;  // load, size, part
+    size_t open = 0;
     for (int32_t p = 0; p < static_cast<int32_t>(load.size()); ++p) {
-      if (!sizes.full(size[p], sizes.extra)) order.emplace_back(load[p], size[p], p);
+      if (!sizes.full(size[p], sizes.extra)) order[open++] = {load[p], size[p], p};
     }
-    std::sort(order.begin(), order.end());
+    std::sort(order.begin(), order.begin() + open);
     const int64_t own = cost[items[depth]];
-    for (size_t o = 0; o < order.size(); ++o) {
+    for (size_t o = 0; o < open; ++o) {
       const auto [before, count, p] = order[o];
       const bool alike = o > 0 && before == std::get<0>(order[o - 1]) && count == std::get<1>(order[o - 1]);
       if (alike) continue;
@@ -187,7 +189,7 @@ inline Groups partition_sorted(const int64_t* cost, int32_t n, int32_t k, bool e
   do {
     level(parts, target, cost, {bound + (bound >> kLevelPrecision), 1, kTrials, true}, rules);
     if (*std::max_element(parts.load.begin(), parts.load.end()) <= enough) break;
-    if (n <= kWhole) {
+    if (n <= kWhole) {  // and k < n, or greedy would have reached the bound
       resplit(parts, numbers_to(k), cost, equal, enough, nodes, nodes);
       break;
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mdapo.config.model_facts import ModelFacts
+from mdapo.config.model_facts import ModelFacts, read_model
+from mdapo.config.problems import lines
+from mdapo.config.schema import Config
+from mdapo.errors import UserError
 
 # Passes over a matrix product, in units of its forward pass: forward 1, backward 2 (towards the input, the weight).
 LINEAR = 3.0
@@ -56,3 +59,11 @@ def work_model(model: ModelFacts, *, recompute: str = "none") -> WorkModel:
         per_token2=2 * (ATTENTION + again_attention) * scores,
         per_scored=2 * VOCABULARY * model.hidden * model.vocab,
     )
+
+
+def read_work_model(config: Config) -> WorkModel:
+    """That of the configured model. ``UserError`` when its folder cannot be read."""
+    model, problems = read_model(config.model.path)
+    if model is None:
+        raise UserError(lines(problems, {}))
+    return work_model(model, recompute=config.actor.recompute)

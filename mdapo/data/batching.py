@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ import torch
 from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
-from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches
+from mdapo.config.flops import TOKENS_ONLY, WorkModel
+from mdapo.data.padded import plan_padded
+from mdapo.ops.balance import Objective, plan_step, refuse_longer
 from mdapo.ops.pack import Segments, pack, segments
 from mdapo.types import MicroBatch, Sample
 
@@ -86,34 +88,48 @@ def mini_batch_groups(cfg: Config) -> int:
 
 
 def plan_shares(
-    samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int = 1, micro_multiple: int = 1
+    samples: Sequence[Sample],
+    cfg: Config,
+    *,
+    dp: int,
+    work: WorkModel = TOKENS_ONLY,
+    token_multiple: int = 1,
+    micro_multiple: int = 1,
+    at_least: int = 1,
+    objective: Objective = "slowest",
 ) -> list[list[list[MicroBatch]]]:
     """``[dp rank][mini-batch][micro-batch]``: equal numbers of micro-batches on all ranks in every mini-batch.
 
-    Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each
-    micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch
-    never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample
-    unless ``actor.over_cap`` is ``alone``.
+    Samples without weight are left out, and so is a mini-batch that has no others. ``work`` is what samples cost.
+    ``token_multiple`` rounds each micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number
+    (virtual pipelines), which is ``at_least`` so many where samples suffice (pipelines). A micro-batch never exceeds
+    ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample unless
+    ``actor.over_cap`` is ``alone``.
     """
-    shares: list[list[list[MicroBatch]]] = [[] for _ in range(dp)]
-    by_mini: dict[int, list[Sample]] = {}
-    for sample in samples:
-        if sample.loss_weights.any():
-            by_mini.setdefault(sample.group // mini_batch_groups(cfg), []).append(trim(sample))
-    for mini in sorted(by_mini):
-        members = by_mini[mini]
-        plan = _plan(members, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=micro_multiple)
-        packed = iter(
-            pack_micro_batches(
-                members,
-                [chosen for rank in plan.ranks for chosen in rank],
-                token_multiple=token_multiple,
-                remove_padding=cfg.actor.use_remove_padding,
-            )
+    kept = [trim(sample) for sample in samples if sample.loss_weights.any()]
+    if not kept:
+        return [[] for _ in range(dp)]
+    actor = cfg.actor
+    tokens_N = np.array([len(s.ids) for s in kept], np.int64)
+    scored_N = np.array([np.count_nonzero(s.response_mask) for s in kept], np.int64)
+    _, mini_N = np.unique([s.group // mini_batch_groups(cfg) for s in kept], return_inverse=True)
+    cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
+    shape: dict[str, Any] = {"dp": dp, "multiple": micro_multiple, "at_least": at_least, "objective": objective}
+    if actor.use_dynamic_bsz and actor.over_cap == "error":
+        refuse_longer(tokens_N, cap, [s.uid for s in kept])
+    if actor.use_dynamic_bsz and not actor.use_remove_padding:
+        rounded_N = -(-tokens_N // token_multiple) * token_multiple
+        plan = plan_padded(rounded_N, scored_N, mini_N, cap=cap, work=work, **shape)
+    else:
+        limit: dict[str, Any] = {"cap": cap} if actor.use_dynamic_bsz else {"rows": actor.ppo_micro_batch_size}
+        costs_N = work.of(tokens_N, scored_N)
+        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, over_cap="alone", **limit, **shape)
+    packed = iter(
+        pack_micro_batches(
+            kept, plan.groups, token_multiple=token_multiple, remove_padding=actor.use_remove_padding
         )
-        for rank, micro_batches in enumerate(plan.ranks):
-            shares[rank].append([next(packed) for _ in micro_batches])
-    return shares
+    )
+    return [[[next(packed) for _ in range(count)] for count in plan.counts_M] for _ in range(dp)]
 
 
 def trim(sample: Sample) -> Sample:
@@ -201,23 +217,6 @@ def _cut(packed: Mapping[str, torch.Tensor], layout: Segments) -> list[MicroBatc
         )
         for g, (first, last) in enumerate(pairwise(bounds))
     ]
-
-
-def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
-    lengths = [len(s.ids) for s in samples]
-    if not cfg.actor.use_remove_padding:
-        lengths = [_round_up(length, token_multiple) for length in lengths]
-    if not cfg.actor.use_dynamic_bsz:
-        return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
-    return plan_micro_batches(
-        lengths,
-        dp=dp,
-        cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
-        multiple=micro_multiple,
-        padded=not cfg.actor.use_remove_padding,
-        over_cap=cfg.actor.over_cap,
-        names=[s.uid for s in samples],
-    )
 
 
 def _sample(episode: Episode, *, group: int, advantage: float, weight: float, gamma: float) -> Sample:

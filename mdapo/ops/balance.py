@@ -150,12 +150,12 @@ def plan_step(
     costs = integer_costs(tokens if costs_N is None else costs_N)
     _check(tokens, costs, mini, dp=dp, cap=cap, rows=rows, multiple=multiple, at_least=at_least)
     if cap is not None and over_cap == "error":
-        _refuse_longer(tokens, cap, names)
+        refuse_longer(tokens, cap, names)
     most = 1 << MAX_TOTAL_BITS
     minis = int(mini.max()) + 1 if len(mini) else 0
     rank, micro, counts = torch.ops.mdapo.balance_plan(
         torch.from_numpy(tokens),
-        torch.from_numpy(np.maximum(costs, 1)),  # nothing is for free: no rank shall have all the empty ones
+        torch.from_numpy(costs),
         torch.from_numpy(mini),
         minis,
         dp,
@@ -198,7 +198,8 @@ def _check(tokens: np.ndarray, costs: np.ndarray, mini: np.ndarray, **numbers: i
         raise ValueError(f"tokens: sample {int(tokens.argmax())} has {tokens.max()}, too many to add up")
 
 
-def _refuse_longer(tokens: np.ndarray, cap: int, names: Sequence[str] | None) -> None:
+def refuse_longer(tokens: np.ndarray, cap: int, names: Sequence[str] | None = None) -> None:
+    """``UserError`` that names every sample of more than ``cap`` tokens."""
     longer = np.flatnonzero(tokens > cap).tolist()
     if longer:
         raise UserError(
@@ -235,7 +236,7 @@ def _plan_reference(
     lockstep: bool,
     equal_size: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tokens, costs, mini = tokens_N.numpy(), costs_N.numpy(), mini_N.numpy()
+    tokens, costs, mini = tokens_N.numpy(), np.maximum(costs_N.numpy(), 1), mini_N.numpy()
     rank, micro, count = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros(minis, np.int64)
     shape = Shape(dp, cap, rows, multiple, at_least, lockstep, equal_size)
     for m in range(minis):
