@@ -130,7 +130,10 @@ def plan_goals(n: int, dp: int) -> list[Goal]:
             lock, _ = times(loads_of(in_step, costs))
             steps.append(lock)
             bounds.append(lock / lockstep_bound(lengths, costs, dp, in_step.counts_M[0]))
-            peers = [times(table_of(peer(lengths, costs, dp=dp, cap=CAP), costs)) for peer in (strict_differencing, first_fit)]
+            peers = [
+                times(table_of(peer(lengths, costs, dp=dp, cap=CAP), costs))
+                for peer in (strict_differencing, first_fit)
+            ]
             slow.append(times(loads_of(by_rank, costs))[1] / peers[0][1])
             notes.append([lock, times(loads_of(by_rank, costs))[1], *peers[0], *peers[1]])
     mean = np.mean(notes, 0)
@@ -141,7 +144,9 @@ def plan_goals(n: int, dp: int) -> list[Goal]:
         goals.append(Goal(f"{what}: micro-batches / token bound", max(counts), 1.02, at_most=True))
         goals.append(Goal(f"{what}: lockstep / ideal", max(steps), 1.05, at_most=True, note=ours))
     goals.append(Goal(f"{what}: lockstep / bound", max(bounds), 1.05, at_most=True, note=ours))
-    goals.append(Goal(f"{what}: slowest rank / strict-cap KK's", max(slow), 1.0, at_most=True, note=theirs.format(*mean[2:])))
+    goals.append(
+        Goal(f"{what}: slowest rank / strict-cap KK's", max(slow), 1.0, at_most=True, note=theirs.format(*mean[2:]))
+    )
     return goals
 
 
@@ -152,7 +157,9 @@ def speed_goals() -> list[Goal]:
     costs = work(lengths_of("lognormal", 4096, 0))
     plain = costs.tolist()
     free = alternate(
-        {"KK": lambda: differencing(plain, 64), "ours": lambda: [partition(costs, 64) for _ in range(20)]}, rounds=5, warm_up=1
+        {"KK": lambda: differencing(plain, 64), "ours": lambda: [partition(costs, 64) for _ in range(20)]},
+        rounds=5,
+        warm_up=1,
     )
     equal = alternate(
         {"KK": lambda: differencing_equal(plain, 64), "ours": lambda: partition(costs, 64, equal_size=True)}, rounds=31
@@ -190,7 +197,9 @@ def measure() -> list[Goal]:
             goals.append(Goal(f"partition 4096/64 {sizes}, {kind}: over the bound", found, 1.001, at_most=True))
     ours = over_bound("lognormal", 512, 64, equal=True, part=lambda c, k: partition(c, k, equal_size=True))
     theirs = over_bound("lognormal", 512, 64, equal=True, part=lambda c, k: differencing_equal(c.tolist(), k))
-    goals.append(Goal("partition 512/64 equal, lognormal: over the bound", ours, 1.04, at_most=True, note=f"KK {theirs:.3f}"))
+    goals.append(
+        Goal("partition 512/64 equal, lognormal: over the bound", ours, 1.04, at_most=True, note=f"KK {theirs:.3f}")
+    )
     goals += speed_goals()
     for n, dp in ((512, 8), (512, 64), (4096, 8), (4096, 64)):
         goals += plan_goals(n, dp)

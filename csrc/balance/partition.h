@@ -15,7 +15,7 @@ constexpr int kSearchPrecision = 12;    // searched to 2^-12
 constexpr int32_t kWhole = 16;          // items of a problem that is searched as a whole
 constexpr int32_t kSearched = 24;       // items of two or three parts that are searched together
 constexpr int32_t kSearchPartners = 32; // the lightest parts that the heaviest one is searched with
-constexpr int64_t kNodes = 1 << 14;     // placements that all searches of a partition may try
+constexpr int64_t kNodes = 1 << 13;     // placements that all searches of a partition may try
 constexpr int64_t kNodesEach = 1 << 11; // and one of them, unless it is of the whole
 
 // How many items a part may have: any number, or `base`, or base + 1 in `extra` parts.

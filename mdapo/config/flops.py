@@ -13,7 +13,7 @@ from mdapo.errors import UserError
 # Passes over a matrix product, in units of its forward pass: forward 1, backward 2 (towards the input, the weight).
 LINEAR = 3.0
 # Causal attention that keeps no matrix of scores: two products forward, five backward, which computes the scores again
-# (FlashAttention, arXiv 2205.14135, algorithm 4).
+# (FlashAttention-2, arXiv 2307.08691, section 4.1).
 ATTENTION = 3.5
 # Log-probs straight from hidden states: logits again in backward (mdapo/ops/token_logprob.py).
 VOCABULARY = 4.0

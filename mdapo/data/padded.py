@@ -31,7 +31,7 @@ def plan_padded(
     """As `plan_step`, where rows times the longest count against ``cap``; a longer sample is alone."""
     bins: Bins = []
     mini_of_bin: list[int] = []
-    for mini in range(int(mini_N.max()) + 1):
+    for mini in range(int(mini_N.max(initial=-1)) + 1):
         own = np.flatnonzero(mini_N == mini)
         found = [own[members].tolist() for members in _bins(tokens_N[own], cap, dp, multiple, at_least)]
         bins += found

@@ -16,14 +16,14 @@ that mini-batches are planned one by one.
 
 How
 ---
-*Partition.* Longest first into the lightest part (LPT: Graham, SIAM J. Appl. Math. 17, 1969), then exchanges (a move, or
-a swap) between the heaviest part and the lightest ones, each time the best of all pairs, found with two pointers along
-the sorted parts; then, where parts have few items, the heaviest part is shared out anew with one or two others by
+*Partition.* Longest first into the lightest part (LPT: Graham, SIAM J. Appl. Math. 17, 1969), then exchanges (a move,
+or a swap) between the heaviest part and the lightest ones, each time the best of all pairs, found with two pointers
+along the sorted parts; then, where parts have few items, the heaviest part is shared out anew with one or two others by
 depth-first search in LPT's order (complete greedy: Korf, Artificial Intelligence 106, 1998). Sixteen items or fewer are
 searched as a whole. It ends within 2^-20 (2^-12 for searches) of a lower bound: the mean, pigeonholes, and for equal
 sizes the costliest items with the company they must have. Differencing (Karmarkar and Karp 1982; for equal sizes
-Michiels et al., "balanced largest-first differencing", 2003) is the usual choice; its sums cannot be mended afterwards,
-and it is slower and worse wherever parts have more than a few items.
+Michiels, Korst, Aarts and van Leeuwen, STACS 2003) is the usual choice; it knows sums only, never single items, so that
+what it ends with could be exchanged further, and it takes time for every pair of states.
 
 *Plan.* The fewest micro-batches by tokens, by rows, and by samples longer than half the cap; more, by bisection, only
 where no filling is found. Fillings are tried in this order: (1) slots. A sample that costs more than the mean
@@ -214,7 +214,7 @@ def refuse_longer(tokens: np.ndarray, cap: int, names: Sequence[str] | None = No
 # The ops.
 
 
-def _partition_reference(costs_N: Tensor, k: int, equal_size: bool) -> Tensor:
+def _partition_reference(costs_N: Tensor, k: int, equal_size: bool) -> Tensor:  # noqa: FBT001 as the schema has it
     cost_N = costs_N.numpy()
     order = np.argsort(-cost_N, kind="stable")
     part_N = np.empty(len(cost_N), np.int64)
@@ -233,8 +233,8 @@ def _plan_reference(
     rows: int,
     multiple: int,
     at_least: int,
-    lockstep: bool,
-    equal_size: bool,
+    lockstep: bool,  # noqa: FBT001
+    equal_size: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, costs, mini = tokens_N.numpy(), np.maximum(costs_N.numpy(), 1), mini_N.numpy()
     rank, micro, count = np.zeros_like(tokens), np.zeros_like(tokens), np.zeros(minis, np.int64)

@@ -37,7 +37,7 @@ def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int) -> list
 
 
 def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
-    """This replica's share (every dp-th sequence), filled up to the same count on all replicas, one the layout takes."""
+    """This replica's share (every dp-th sequence), filled up to one count on all replicas, which the layout takes."""
     seqs = sequences(spec["sequences"], seed=spec["seed"], longest=spec.get("longest", 40), vocab=vocab)
     total = sum(int(mask[1:].sum()) for _, mask in seqs)
     shares = [

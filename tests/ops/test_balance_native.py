@@ -31,7 +31,11 @@ def native() -> None:
 def same(op: str, *arguments: Any) -> None:
     ours = getattr(torch.ops.mdapo, op)(*arguments)
     reference = registry.REFERENCES[op](*arguments)
-    for got, expected in zip([ours] if isinstance(ours, torch.Tensor) else ours, [reference] if isinstance(reference, torch.Tensor) else reference, strict=True):
+    for got, expected in zip(
+        [ours] if isinstance(ours, torch.Tensor) else ours,
+        [reference] if isinstance(reference, torch.Tensor) else reference,
+        strict=True,
+    ):
         assert torch.equal(got, expected), (got.tolist(), expected.tolist())
 
 
@@ -43,15 +47,18 @@ def test_partitions_are_those_of_the_reference(costs: list[int], k: int, equal: 
 
 @ALIKE
 @given(
-    data=st.data(), tokens=NUMBERS, dp=st.integers(1, 6), cap=st.integers(0, 6000), rows=st.sampled_from([1, 2, 5, 10**9]),
-    multiple=st.integers(1, 3), at_least=st.integers(1, 3), lockstep=st.booleans(), equal=st.booleans(),
+    data=st.data(), tokens=NUMBERS, dp=st.integers(1, 6), cap=st.integers(0, 6000),
+    rows=st.sampled_from([1, 2, 5, 10**9]), multiple=st.integers(1, 3), at_least=st.integers(1, 3),
+    lockstep=st.booleans(), equal=st.booleans(),
 )  # fmt: skip
 def test_plans_are_those_of_the_reference(
     data: st.DataObject, tokens: list[int], dp: int, cap: int, rows: int, multiple: int, at_least: int,
     lockstep: bool, equal: bool,
 ) -> None:  # fmt: skip
     n = len(tokens)
-    costs = data.draw(st.one_of(st.just([t * (t + 100) for t in tokens]), st.lists(st.integers(0, 99), min_size=n, max_size=n)))
+    costs = data.draw(
+        st.one_of(st.just([t * (t + 100) for t in tokens]), st.lists(st.integers(0, 99), min_size=n, max_size=n))
+    )
     mini = data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
     columns = [torch.tensor(column, dtype=torch.int64) for column in (tokens, costs, mini)]
     same("balance_plan", *columns, 2, dp, cap, rows, multiple, at_least, lockstep, equal)
@@ -64,14 +71,27 @@ def test_real_batches_are_planned_alike(n: int, dp: int, scale: float, lockstep:
     """Long tails, tight caps: peeled slots, gathered room, best fit, exchanges."""
     lengths = np.minimum(np.random.default_rng(n).lognormal(scale, 1.0, n), 32768).astype(np.int64) + 1
     tokens = torch.from_numpy(lengths)
-    same("balance_plan", tokens, tokens * (24576 + tokens), torch.zeros_like(tokens), 1, dp, 32769, 10**9, 1, 1, lockstep, equal)
+    same(
+        "balance_plan",
+        tokens,
+        tokens * (24576 + tokens),
+        torch.zeros_like(tokens),
+        1,
+        dp,
+        32769,
+        10**9,
+        1,
+        1,
+        lockstep,
+        equal,
+    )
     same("balance_partition", tokens * (24576 + tokens), dp, equal)
 
 
-def test_ops_pass_torchs_own_checks(backend: Backend) -> None:
+def test_ops_pass_torchs_own_checks(host: Backend) -> None:
     costs, mini = torch.tensor([5, 3, 9, 1, 7]), torch.tensor([0, 0, 1, 0, 1])
-    backend.opcheck("balance_partition", costs, 2, True)
-    backend.opcheck("balance_plan", costs, costs, mini, 2, 2, 10, 9, 1, 1, False, False)
+    host.opcheck("balance_partition", costs, 2, True)
+    host.opcheck("balance_plan", costs, costs, mini, 2, 2, 10, 9, 1, 1, False, False)
 
 
 def test_strided_numbers_are_read_as_they_are() -> None:
@@ -81,8 +101,13 @@ def test_strided_numbers_are_read_as_they_are() -> None:
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     ok = torch.tensor([1, 2, 3])
-    for costs in (torch.tensor([1.0, 2.0]), torch.tensor([[1, 2]]), torch.tensor([-1, 2]), torch.tensor([2**61, 2**61])):
-        with pytest.raises(RuntimeError):
+    for costs in (
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([[1, 2]]),
+        torch.tensor([-1, 2]),
+        torch.tensor([2**61, 2**61]),
+    ):
+        with pytest.raises((RuntimeError, ValueError)):
             torch.ops.mdapo.balance_partition(costs, 2, False)
-    with pytest.raises(RuntimeError):
+    with pytest.raises((RuntimeError, ValueError)):
         torch.ops.mdapo.balance_plan(ok, ok, torch.tensor([0, 1, 2]), 2, 2, 10, 9, 1, 1, False, False)

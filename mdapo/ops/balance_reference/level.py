@@ -60,9 +60,7 @@ class Levelling:
     trials: int = TRIALS  # pairs that may be looked at
 
 
-def best_exchange(
-    groups: Groups, a: int, b: int, cost: np.ndarray, gap: int, rules: Rules
-) -> tuple[int, int] | None:
+def best_exchange(groups: Groups, a: int, b: int, cost: np.ndarray, gap: int, rules: Rules) -> tuple[int, int] | None:
     """Items (i, j), j = -1 for a move, whose exchange brings two groups ``gap`` apart nearest to each other.
 
     Of cost difference x, 0 < x < gap, an exchange gains min(x, gap - x). Of equal gains the first i, then the first j,

@@ -174,12 +174,12 @@ def slot_fit(bins: Bins, dp: int, company: Company, items: Items) -> SlotFit:
             goal += min(free * int(items.cost[-1]) // max(1, int(items.tokens[-1])), work)
         if company is Company.FULL:
             goal += work
-        for bin in range(bin, bin + dp):
+        for _ in range(dp):
             for item in _costliest_that_fit(bins, bin, goal, left, longest_from, items):
                 bins.add(bin, item, items)
                 work -= int(items.cost[item])
                 tokens -= int(items.tokens[item])
-        bin += 1
+            bin += 1
     remaining = set(left)
     rest = [item for item in items.by_tokens if item in remaining]
     if not lightest_fit(bins, range(bin, len(bins)), rest, items):

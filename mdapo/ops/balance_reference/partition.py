@@ -16,7 +16,7 @@ SEARCH_PRECISION = 12  # searched to 2^-12
 WHOLE = 16  # items of a problem that is searched as a whole
 SEARCHED = 24  # items of two or three parts that are searched together
 SEARCH_PARTNERS = 32  # the lightest parts that the heaviest one is searched with
-NODES = 1 << 14  # placements that all searches of a partition may try
+NODES = 1 << 13  # placements that all searches of a partition may try
 NODES_EACH = 1 << 11  # and one of them, unless it is of the whole
 
 
@@ -123,8 +123,8 @@ class Budget:
 
 @dataclass
 class Search:
-    """The best parts for a few items, by depth-first search in the order of the greedy algorithm, which is its first
-    leaf (complete greedy algorithm: Korf 1998). Exact unless the budget runs out; ``found`` only what beats ``best``."""
+    """The best parts for a few items, by depth-first search in the order of the greedy algorithm, its first leaf
+    (complete greedy algorithm: Korf 1998). Exact unless the budget runs out; ``found`` holds what beats ``best``."""
 
     items: list[int]
     cost: np.ndarray

@@ -61,7 +61,9 @@ def test_a_known_model_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(("recompute", "linear", "attention"), [("none", 3, 3.5), ("selective", 3, 4.5), ("full", 4, 4.5)])
+@pytest.mark.parametrize(
+    ("recompute", "linear", "attention"), [("none", 3, 3.5), ("selective", 3, 4.5), ("full", 4, 4.5)]
+)
 def test_recomputation_costs_a_forward_pass(recompute: str, linear: float, attention: float, tmp_path: Path) -> None:
     facts = facts_of(tmp_path, transformers.Qwen3Config(**SHAPE))
     plain, again = work_model(facts), work_model(facts, recompute=recompute)
