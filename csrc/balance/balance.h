@@ -28,23 +28,30 @@ inline void require_total(const char* what, const int64_t* values, int64_t n) {
   }
 }
 
-// Item numbers by falling cost, then falling tokens, then as they come: what follows depends on the values alone.
-inline Members order_of(const int64_t* cost, const int64_t* tokens, const Members& which) {
+// `order` by falling values, equal ones as they were: byte by byte from the lowest, those bytes that differ at all.
+inline void sort_falling(const int64_t* values, Members& order) {
+  if (order.size() < 256) {
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return values[a] > values[b]; });
+    return;
+  }
+  uint64_t differ = 0;
+  for (const int32_t item : order) differ |= static_cast<uint64_t>(values[item] ^ values[order[0]]);
   struct Key {
-    int64_t cost, tokens;
+    uint64_t value;
     int32_t item;
   };
-  std::vector<Key> keys;
-  keys.reserve(which.size());
-  for (const int32_t item : which) keys.push_back({cost[item], tokens == nullptr ? 0 : tokens[item], item});
-  std::sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) {
-    if (a.cost != b.cost) return a.cost > b.cost;
-    return a.tokens != b.tokens ? a.tokens > b.tokens : a.item < b.item;
-  });
-  Members order;
-  order.reserve(which.size());
-  for (const Key& key : keys) order.push_back(key.item);
-  return order;
+  std::vector<Key> keys, sorted(order.size());
+  keys.reserve(order.size());
+  for (const int32_t item : order) keys.push_back({~static_cast<uint64_t>(values[item]), item});
+  for (int shift = 0; shift < 64; shift += 8) {
+    if ((differ >> shift & 0xff) == 0) continue;
+    size_t start[257] = {};
+    for (const Key& key : keys) ++start[(key.value >> shift & 0xff) + 1];
+    for (int byte = 0; byte < 256; ++byte) start[byte + 1] += start[byte];
+    for (const Key& key : keys) sorted[start[key.value >> shift & 0xff]++] = key;
+    keys.swap(sorted);
+  }
+  for (size_t i = 0; i < order.size(); ++i) order[i] = keys[i].item;
 }
 
 inline std::vector<int64_t> gathered(const int64_t* values, const Members& order) {
@@ -54,16 +61,23 @@ inline std::vector<int64_t> gathered(const int64_t* values, const Members& order
   return result;
 }
 
-// part_N[i] in 0 .. k - 1. Throws std::invalid_argument.
-inline void partition(const int64_t* cost_N, int64_t n, int64_t k, bool equal_size, int64_t* part_N) {
+// The items part by part, ascending within each, and where the parts end. Throws std::invalid_argument.
+inline void partition(const int64_t* cost_N, int64_t n, int64_t k, bool equal_size, int64_t* items_N, int64_t* ends_K) {
   require(k >= 1 && k <= kMaxItems && n <= kMaxItems, "k: at least 1, and neither k nor the items above 2^28");
   require_total("costs", cost_N, n);
-  const Members order = order_of(cost_N, nullptr, numbers_to(static_cast<int32_t>(n)));
+  Members order = numbers_to(static_cast<int32_t>(n));
+  sort_falling(cost_N, order);
   const std::vector<int64_t> cost = gathered(cost_N, order);
   const Groups parts = partition_sorted(cost.data(), static_cast<int32_t>(n), static_cast<int32_t>(k), equal_size);
+  Members part_of(n);
+  std::vector<int64_t> next(k);
+  int64_t end = 0;
   for (int32_t p = 0; p < parts.count(); ++p) {
-    for (const int32_t at : parts.members[p]) part_N[order[at]] = p;
+    next[p] = end;
+    ends_K[p] = end += static_cast<int64_t>(parts.members[p].size());
+    for (const int32_t at : parts.members[p]) part_of[order[at]] = p;
   }
+  for (int64_t item = 0; item < n; ++item) items_N[next[part_of[item]]++] = item;
 }
 
 // Each sample's rank and its micro-batch there, and for each mini-batch how many micro-batches every rank has (0 where
@@ -87,9 +101,13 @@ inline void plan(const int64_t* tokens_N, const int64_t* cost_N, const int64_t* 
   for (int64_t m = 0; m < minis; ++m) {
     count_M[m] = 0;
     if (members[m].empty()) continue;
-    const Members order = order_of(cost_of.data(), tokens_N, members[m]);
+    Members order = members[m];  // by falling cost, then falling tokens: what follows depends on the values alone
+    sort_falling(tokens_N, order);
+    sort_falling(cost_of.data(), order);
     const std::vector<int64_t> cost = gathered(cost_of.data(), order), tokens = gathered(tokens_N, order);
-    Items items{cost.data(), tokens.data(), static_cast<int32_t>(order.size()), heaviest_first(tokens)};
+    Members by_tokens = numbers_to(static_cast<int32_t>(order.size()));
+    sort_falling(tokens.data(), by_tokens);
+    const Items items{cost.data(), tokens.data(), static_cast<int32_t>(order.size()), std::move(by_tokens)};
     const Placed placed = plan_sorted(items, shape);
     count_M[m] = placed.micro();
     for (int32_t b = 0; b < placed.bins.count(); ++b) {

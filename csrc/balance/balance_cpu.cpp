@@ -20,12 +20,13 @@ const int64_t* numbers(const char* name, Tensor& values, int64_t n) {
 
 int64_t* data(const Tensor& values) { return static_cast<int64_t*>(values.data_ptr()); }
 
-Tensor balance_partition(Tensor costs, int64_t k, bool equal_size) {
+std::tuple<Tensor, Tensor> balance_partition(Tensor costs, int64_t k, bool equal_size) {
   const int64_t n = costs.dim() == 1 ? costs.size(0) : 0;
   const int64_t* cost = numbers("costs", costs, n);
-  Tensor part = torch::stable::new_empty(costs, {n});
-  partition(cost, n, k, equal_size, data(part));
-  return part;
+  STD_TORCH_CHECK(k >= 1, "k: at least 1");
+  Tensor items = torch::stable::new_empty(costs, {n}), ends = torch::stable::new_empty(costs, {k});
+  partition(cost, n, k, equal_size, data(items), data(ends));
+  return {items, ends};
 }
 
 std::tuple<Tensor, Tensor, Tensor> balance_plan(Tensor tokens, Tensor costs, Tensor mini, int64_t minis, int64_t dp,

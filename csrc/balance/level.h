@@ -20,6 +20,7 @@ constexpr int32_t kPatience = 16;   // and not any more after so many refusals i
 constexpr int64_t kTrials = 1 << 16;
 
 inline void insert_sorted(Members& members, int32_t item) {
+  if (members.empty() || members.back() < item) return members.push_back(item);
   members.insert(std::lower_bound(members.begin(), members.end(), item), item);
 }
 

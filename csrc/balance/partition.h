@@ -2,8 +2,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
-#include <queue>
 #include <tuple>
 
 #include "balance/level.h"
@@ -28,21 +26,50 @@ struct Sizes {
 
 inline Sizes sizes_of(int64_t items, int64_t parts, bool equal) { return {equal, items / parts, items % parts}; }
 
+// Parts by load, then by size, so that items without cost spread out too: a heap whose top is changed in place.
+class Lightest {
+ public:
+  explicit Lightest(int32_t parts) : heap_(parts) {
+    for (int32_t part = 0; part < parts; ++part) heap_[part] = {0, part};
+  }
+  int32_t part() const { return static_cast<int32_t>(heap_[0].tag & 0xffffffff); }
+  int64_t size() const { return heap_[0].tag >> 32; }
+  void add(int64_t cost) { sift_down({heap_[0].load + cost, heap_[0].tag + (int64_t{1} << 32)}); }
+  void close() {
+    const Entry last = heap_.back();
+    heap_.pop_back();
+    if (!heap_.empty()) sift_down(last);
+  }
+
+ private:
+  struct Entry {
+    int64_t load, tag;  // tag: the size, then the part
+    bool operator<(const Entry& other) const { return load != other.load ? load < other.load : tag < other.tag; }
+  };
+  void sift_down(Entry entry) {
+    size_t at = 0;
+    for (size_t child = 1; child < heap_.size(); child = 2 * at + 1) {
+      if (child + 1 < heap_.size() && heap_[child + 1] < heap_[child]) ++child;
+      if (entry < heap_[child]) break;
+      heap_[at] = heap_[child];
+      at = child;
+    }
+    heap_[at] = entry;
+  }
+
+  std::vector<Entry> heap_;
+};
+
 // Longest processing time first (Graham 1969): each item, costliest first, to the lightest part that is not full.
 inline void greedy(Groups& parts, const int64_t* cost, int32_t n, int32_t k, Sizes sizes) {
   parts.open(k);
-  using Entry = std::tuple<int64_t, int32_t, int32_t>;  // load, size, part: items without cost spread out too
-  std::vector<Entry> initial;
-  for (int32_t part = 0; part < k; ++part) initial.emplace_back(0, 0, part);
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> lightest(std::greater<Entry>(), std::move(initial));
+  for (Members& members : parts.members) members.reserve(n / k + 4);
+  Lightest lightest(k);
   for (int32_t item = 0; item < n; ++item) {
-    while (sizes.full(std::get<1>(lightest.top()), sizes.extra)) lightest.pop();
-    auto [load, size, part] = lightest.top();
-    lightest.pop();
-    parts.put(part, item, cost);
-    if (sizes.equal && ++size > sizes.base) --sizes.extra;
-    if (!sizes.equal) ++size;
-    if (!sizes.full(size, sizes.extra)) lightest.emplace(load + cost[item], size, part);
+    while (sizes.full(lightest.size(), sizes.extra)) lightest.close();
+    parts.put(lightest.part(), item, cost);
+    sizes.extra -= sizes.equal && lightest.size() == sizes.base;
+    lightest.add(cost[item]);
   }
 }
 

@@ -9,7 +9,7 @@
 namespace mdapo::balance {
 
 constexpr int kPlanPrecision = 10;  // loads that differ by 2^-10 of the mean bin are alike
-constexpr int kRankPrecision = 13;  // ranks are levelled to 2^-13 of the mean
+constexpr int kRankPrecision = 20;  // ranks are levelled to 2^-20 of the mean
 constexpr int kPasses = 8;
 
 struct Shape {
@@ -223,6 +223,35 @@ inline void level_slots(Placed& plan, const Items& items, bool equal) {
   }
 }
 
+inline Levelling of_ranks(const Groups& ranks) {
+  const int64_t mean = ceil_div(ranks.total(), ranks.count());
+  return {mean + (mean >> kRankPrecision), 1, kTrials, true};
+}
+
+// Lower the heaviest rank's load by swaps of whole bins, which no cap forbids; with `in_slots` within a slot only.
+inline void swap_bins(Placed& plan, bool in_slots) {
+  struct Rules {
+    const Members& order;
+    const Members& slot;
+    bool in_slots;
+
+    bool may_move(int32_t, int32_t) const { return false; }
+    bool fits(int32_t, int32_t, int32_t i, int32_t j) const { return !in_slots || slot[order[i]] == slot[order[j]]; }
+    void moved(int32_t, int32_t, int32_t, int32_t) const {}
+  };
+  const Members order = heaviest_first(plan.bins.load);
+  std::vector<int64_t> load;
+  Groups ranks;
+  ranks.open(plan.dp);
+  for (const int32_t b : order) load.push_back(plan.bins.load[b]);
+  for (int32_t at = 0; at < plan.bins.count(); ++at) ranks.put(plan.rank[order[at]], at, load.data());
+  Rules rules{order, plan.slot, in_slots};
+  level(ranks, std::vector<int64_t>(plan.dp, 0), load.data(), of_ranks(ranks), rules);
+  for (int32_t r = 0; r < plan.dp; ++r) {
+    for (const int32_t at : ranks.members[r]) plan.rank[order[at]] = r;
+  }
+}
+
 // Exchanges between ranks: an item that moves goes to the bin with most room; no bin grows beyond its `ceiling`.
 struct RankRules {
   Placed& plan;
@@ -269,7 +298,7 @@ struct RankRules {
   }
 };
 
-// Lower the heaviest rank's load, with no bin above its `ceiling`.
+// Lower the heaviest rank's load by exchanges of items, with no bin above its `ceiling`.
 inline void level_ranks(Placed& plan, const Items& items, bool equal, std::vector<int64_t> ceiling) {
   Groups ranks;
   ranks.open(plan.dp);
@@ -279,10 +308,8 @@ inline void level_ranks(Placed& plan, const Items& items, bool equal, std::vecto
     ranks.load[plan.rank[b]] += plan.bins.load[b];
   }
   for (Members& members : ranks.members) std::sort(members.begin(), members.end());
-  const int64_t mean = ceil_div(ranks.total(), plan.dp);
   RankRules rules(plan, items, ranks, equal, std::move(ceiling));
-  const std::vector<int64_t> target(plan.dp, 0);
-  level(ranks, target, items.cost, {mean + (mean >> kRankPrecision), 1, kTrials, true}, rules);
+  level(ranks, std::vector<int64_t>(plan.dp, 0), items.cost, of_ranks(ranks), rules);
 }
 
 inline Placed plan_sorted(const Items& items, const Shape& shape) {
@@ -294,8 +321,12 @@ inline Placed plan_sorted(const Items& items, const Shape& shape) {
   }
   level_slots(plan, items, shape.equal_size);
   if (!shape.equal_size) share_slots(plan);
-  level_ranks(plan, items, shape.equal_size, slot_heights(plan));
-  if (!shape.lockstep) level_ranks(plan, items, shape.equal_size, std::vector<int64_t>(count, INT64_MAX));
+  // Ranks are first levelled at no cost to the lockstep; where that does not matter, then without regard for it.
+  for (const bool in_slots : {true, false}) {
+    if (shape.lockstep && !in_slots) break;
+    if (!shape.equal_size) swap_bins(plan, in_slots);
+    level_ranks(plan, items, shape.equal_size, in_slots ? slot_heights(plan) : std::vector<int64_t>(count, INT64_MAX));
+  }
   order_ranks(plan);
   return plan;
 }

@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -80,8 +81,8 @@ class Plan:
         first_M = np.cumsum([0, *self.counts_M])[:-1]
         place_N = self.rank_N * per_rank + first_M[self.mini_N] + self.micro_N
         order = np.argsort(place_N, kind="stable")
-        ends = np.cumsum(np.bincount(place_N, minlength=self.dp * per_rank))
-        return np.split(order, ends[:-1]) if per_rank else []
+        ends = np.cumsum(np.bincount(place_N, minlength=self.dp * per_rank)).tolist()
+        return [order[start:end] for start, end in pairwise([0, *ends])]
 
     @property
     def ranks(self) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:
@@ -103,11 +104,9 @@ def partition(costs_N: Sequence[float] | np.ndarray, k: int, *, equal_size: bool
     if k < 1:
         raise ValueError(f"k is {k}, there must be a part")
     costs = torch.from_numpy(integer_costs(costs_N))
-    part_N = torch.ops.mdapo.balance_partition(costs, k, equal_size).numpy()
-    order = np.argsort(part_N, kind="stable")
-    ends = np.cumsum(np.bincount(part_N, minlength=k)).tolist()
-    items = order.tolist()
-    return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    items_N, ends_K = torch.ops.mdapo.balance_partition(costs, k, equal_size)
+    items = items_N.tolist()
+    return [items[start:end] for start, end in pairwise([0, *ends_K.tolist()])]
 
 
 def plan_step(
@@ -214,13 +213,13 @@ def refuse_longer(tokens: np.ndarray, cap: int, names: Sequence[str] | None = No
 # The ops.
 
 
-def _partition_reference(costs_N: Tensor, k: int, equal_size: bool) -> Tensor:  # noqa: FBT001 as the schema has it
+def _partition_reference(costs_N: Tensor, k: int, equal_size: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+    """The items part by part, int64 [N], and where the parts end, int64 [k]."""
     cost_N = costs_N.numpy()
     order = np.argsort(-cost_N, kind="stable")
-    part_N = np.empty(len(cost_N), np.int64)
-    for part, members in enumerate(partition_sorted(cost_N[order], k, equal=equal_size).members):
-        part_N[order[members]] = part
-    return torch.from_numpy(part_N)
+    parts = partition_sorted(cost_N[order], k, equal=equal_size).members
+    items = [np.sort(order[members]) for members in parts]
+    return torch.from_numpy(np.concatenate(items)), torch.tensor([len(part) for part in parts]).cumsum(0)
 
 
 def _plan_reference(
@@ -257,9 +256,9 @@ def _plan_fake(tokens_N: Tensor, costs_N: Tensor, mini_N: Tensor, minis: int, *n
 
 
 registry.define(
-    "balance_partition(Tensor costs_N, int k, bool equal_size) -> Tensor",
+    "balance_partition(Tensor costs_N, int k, bool equal_size) -> (Tensor, Tensor)",
     reference=_partition_reference,
-    fake=lambda costs_N, k, equal_size: torch.empty_like(costs_N),
+    fake=lambda costs_N, k, equal_size: (torch.empty_like(costs_N), costs_N.new_empty(k)),
 )
 registry.define(
     "balance_plan(Tensor tokens_N, Tensor costs_N, Tensor mini_N, int minis, int dp, int cap, int rows, int multiple, "

@@ -12,7 +12,7 @@ from mdapo.ops.balance_reference.packing import Bins, Company, Items, SlotFit, b
 from mdapo.ops.balance_reference.partition import PartRules, partition_sorted
 
 PLAN_PRECISION = 10  # loads that differ by 2^-10 of the mean bin are alike
-RANK_PRECISION = 13  # ranks are levelled to 2^-13 of the mean
+RANK_PRECISION = 20  # ranks are levelled to 2^-20 of the mean
 PASSES = 8
 
 
@@ -45,9 +45,11 @@ def plan_sorted(items: Items, shape: Shape) -> Placed:
     level_slots(plan, items, equal=equal)
     if not equal:
         share_slots(plan)
-    level_ranks(plan, items, equal=equal, ceiling=slot_heights(plan))
-    if not shape.lockstep:
-        level_ranks(plan, items, equal=equal, ceiling=None)
+    # Ranks are first levelled at no cost to the lockstep; where that does not matter, then without regard for it.
+    for in_slots in [True] if shape.lockstep else [True, False]:
+        if not equal:
+            swap_bins(plan, in_slots=in_slots)
+        level_ranks(plan, items, equal=equal, ceiling=slot_heights(plan) if in_slots else None)
     order_ranks(plan)
     return plan
 
@@ -236,6 +238,40 @@ def level_slots(plan: Placed, items: Items, *, equal: bool) -> None:
         level(plan.bins, height, items.cost, Levelling(LEAST, alike, only_heaviest=False), rules)
 
 
+def of_ranks(ranks: Groups) -> Levelling:
+    mean = ceil_div(sum(ranks.load), len(ranks))
+    return Levelling(mean + (mean >> RANK_PRECISION), 1, only_heaviest=True)
+
+
+class SwapRules:
+    """Whole bins change places; with ``in_slots`` within a slot only."""
+
+    def __init__(self, slot: np.ndarray, *, in_slots: bool) -> None:
+        self.slot, self.in_slots = slot, in_slots
+
+    def may_move(self, a: int, b: int) -> bool:
+        return False
+
+    def fits(self, a: int, b: int, out_I: np.ndarray, back_J: np.ndarray) -> np.ndarray:
+        return (self.slot[out_I][:, None] == self.slot[back_J]) | (not self.in_slots)
+
+    def moved(self, a: int, b: int, i: int, j: int) -> None: ...
+
+
+def swap_bins(plan: Placed, *, in_slots: bool) -> None:
+    """Lower the heaviest rank's load by swaps of whole bins, which no cap forbids."""
+    order = heaviest_first(plan.bins.load)
+    load = np.array(plan.bins.load, np.int64)[order]
+    ranks = Groups(plan.dp)
+    for at, b in enumerate(order):
+        ranks.put(plan.rank[b], at, load)
+    rules = SwapRules(np.array(plan.slot)[order], in_slots=in_slots)
+    level(ranks, [0] * plan.dp, load, of_ranks(ranks), rules)
+    for r, members in enumerate(ranks.members):
+        for at in members:
+            plan.rank[order[at]] = r
+
+
 class RankRules:
     """Between ranks: an item that moves goes to the bin with most room; no bin grows beyond its ``ceiling``."""
 
@@ -280,13 +316,12 @@ class RankRules:
 
 
 def level_ranks(plan: Placed, items: Items, *, equal: bool, ceiling: Sequence[int] | None) -> None:
-    """Lower the heaviest rank's load, with no bin above its ``ceiling``."""
+    """Lower the heaviest rank's load by exchanges of items, with no bin above its ``ceiling``."""
     ranks = Groups(plan.dp)
     for b, members in enumerate(plan.bins.members):
         ranks.members[plan.rank[b]] += members
         ranks.load[plan.rank[b]] += plan.bins.load[b]
     for members in ranks.members:
         members.sort()
-    mean = ceil_div(sum(ranks.load), plan.dp)
-    how = Levelling(mean + (mean >> RANK_PRECISION), 1, only_heaviest=True)
-    level(ranks, [0] * plan.dp, items.cost, how, RankRules(plan, items, ranks, equal=equal, ceiling=ceiling))
+    rules = RankRules(plan, items, ranks, equal=equal, ceiling=ceiling)
+    level(ranks, [0] * plan.dp, items.cost, of_ranks(ranks), rules)

@@ -56,13 +56,20 @@ void one_partition(Random& random, int64_t number) {
   const int64_t n = items_of(random), k = random.chance(90) ? random.to(1, 14) : random.to(1, 300);
   const bool equal = random.chance(50);
   const std::vector<int64_t> cost = random.numbers(n);
-  std::vector<int64_t> part(static_cast<size_t>(n), -1), load(static_cast<size_t>(k)), size(static_cast<size_t>(k));
-  partition(cost.data(), n, k, equal, part.data());
-  for (int64_t i = 0; i < n; ++i) {
-    check(part[i] >= 0 && part[i] < k, "an item in no part", number);
-    load[part[i]] += cost[i];
-    ++size[part[i]];
+  std::vector<int64_t> items(static_cast<size_t>(n), -1), ends(static_cast<size_t>(k)), load(ends), size(ends);
+  partition(cost.data(), n, k, equal, items.data(), ends.data());
+  std::vector<bool> seen(static_cast<size_t>(n));
+  for (int64_t p = 0, at = 0; p < k; ++p) {
+    check(ends[p] >= at && ends[p] <= n, "parts that do not follow each other", number);
+    size[p] = ends[p] - at;
+    for (const int64_t first = at; at < ends[p]; ++at) {
+      check(items[at] >= 0 && items[at] < n && !seen[items[at]], "an item twice", number);
+      check(at == first || items[at - 1] < items[at], "items of a part in another order", number);
+      seen[items[at]] = true;
+      load[p] += cost[items[at]];
+    }
   }
+  check(ends.back() == n, "an item in no part", number);
   const auto [fewest, most] = std::minmax_element(size.begin(), size.end());
   check(n < k || *fewest >= 1, "an empty part", number);
   if (equal) check(*most - *fewest <= 1 && std::is_sorted(size.rbegin(), size.rend()), "sizes differ", number);
