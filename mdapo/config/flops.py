@@ -30,9 +30,11 @@ class WorkModel:
     per_token2: float
     per_scored: float
 
-    def of(self, tokens: Any, scored: Any) -> Any:
-        """Numbers or arrays, element by element."""
-        return self.per_token * tokens + self.per_token2 * tokens * tokens + self.per_scored * scored
+    def of(self, tokens: Any, scored: Any, squares: Any = None) -> Any:
+        """Numbers or arrays, element by element. ``squares``: of a prefix tree, in place of L^2, the sum over its nodes
+        of end^2 - begin^2 (`mdapo.ops.prefix`)."""
+        pairs2 = 1.0 * tokens * tokens if squares is None else squares
+        return self.per_token * tokens + self.per_token2 * pairs2 + self.per_scored * scored
 
 
 TOKENS_ONLY = WorkModel(1.0, 0.0, 0.0)

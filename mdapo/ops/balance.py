@@ -75,14 +75,32 @@ class Plan:
     micro_N: np.ndarray  # within its mini-batch, on its rank
 
     @cached_property
+    def place_N(self) -> np.ndarray:
+        """The number of each sample's micro-batch: rank by rank, mini-batch by mini-batch."""
+        return self.rank_N * sum(self.counts_M) + self._first_M[self.mini_N] + self.micro_N
+
+    @cached_property
+    def place_N(self) -> np.ndarray:
+        """The number of each sample's micro-batch: rank by rank, mini-batch by mini-batch."""
+        return self.rank_N * sum(self.counts_M) + self._first_M[self.mini_N] + self.micro_N
+
+    @cached_property
     def groups(self) -> list[np.ndarray]:
-        """The samples of each micro-batch, ascending: rank by rank, mini-batch by mini-batch; empty for a filler."""
-        per_rank = sum(self.counts_M)
-        first_M = np.cumsum([0, *self.counts_M])[:-1]
-        place_N = self.rank_N * per_rank + first_M[self.mini_N] + self.micro_N
-        order = np.argsort(place_N, kind="stable")
-        ends = np.cumsum(np.bincount(place_N, minlength=self.dp * per_rank)).tolist()
+        """The samples of each micro-batch, ascending, in the order of ``place_N``; empty for a filler."""
+        order = np.argsort(self.place_N, kind="stable")
+        ends = np.cumsum(np.bincount(self.place_N, minlength=self.dp * sum(self.counts_M))).tolist()
         return [order[start:end] for start, end in pairwise([0, *ends])]
+
+    def load_M(self, costs_N: np.ndarray, objective: Objective) -> np.ndarray:
+        """How long each mini-batch lasts as ``objective`` has it, where samples cost ``costs_N``: float64 [M]."""
+        per_rank = sum(self.counts_M)
+        load_RG = np.bincount(self.place_N, costs_N, self.dp * per_rank).reshape(self.dp, per_rank)
+        of_mini = [load_RG[:, first:][:, :count] for first, count in zip(self._first_M, self.counts_M, strict=True)]
+        return np.array([load.max(0).sum() if objective == "lockstep" else load.sum(1).max() for load in of_mini])
+
+    @property
+    def _first_M(self) -> np.ndarray:
+        return np.cumsum([0, *self.counts_M], dtype=np.int64)[:-1]
 
     @property
     def ranks(self) -> tuple[tuple[tuple[tuple[int, ...], ...], ...], ...]:

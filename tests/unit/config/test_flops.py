@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from mdapo.config.flops import ATTENTION, LINEAR, VOCABULARY, work_model
+from mdapo.config.flops import ATTENTION, LINEAR, VOCABULARY, WorkModel, work_model
 from mdapo.config.model_facts import Experts, ModelFacts, read_model
 
 SHAPE = {
@@ -98,3 +98,11 @@ def test_experts_are_read_and_only_the_active_ones_cost(keys: dict[str, Any], ex
     feed_forward = experts.layers * 64 * (3 * columns + experts.count - 3 * 96)
     assert work_model(facts).per_token - dense.per_token == 6 * feed_forward
     assert work_model(facts).per_token2 == dense.per_token2
+
+
+def test_a_tree_costs_what_its_nodes_cost() -> None:
+    """A beginning of 10 tokens under two rows of 12 and 14: each node's tokens, each pair of tokens that attends."""
+    work = WorkModel(per_token=5.0, per_token2=2.0, per_scored=3.0)
+    squares = 10**2 + (12**2 - 10**2) + (14**2 - 10**2)
+    assert work.of(16, 6, squares) == 5.0 * 16 + 2.0 * squares + 3.0 * 6
+    assert work.of(12, 6, 12**2) == work.of(12, 6)
