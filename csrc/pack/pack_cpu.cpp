@@ -6,12 +6,14 @@
 namespace mdapo::pack {
 namespace {
 
-constexpr int64_t kGrainBytes = 1 << 18;  // less is not worth another thread
+constexpr int64_t kGrainBytes = 1 << 18;   // less is not worth another thread
+constexpr int64_t kStreamBytes = 4 << 20;  // more does not stay in a core's own cache
+constexpr int64_t kFetchBytes = 4096;      // of the next row: the hardware does not look over the end of a page
 
 std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Piece>& pieces, int64_t tokens) {
   std::vector<Tensor> outputs;
   std::vector<Field> copied;
-  int64_t bytes = 1;
+  int64_t bytes = 0;  // of a token, in all fields
   for (const Tensor& field : fields) {
     outputs.push_back(like(field, tokens));
     const int64_t item = item_bytes(field);
@@ -19,8 +21,8 @@ std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Pi
     copied.push_back({static_cast<const uint8_t*>(field.data_ptr()), static_cast<uint8_t*>(outputs.back().data_ptr()), item});
     bytes += item;
   }
-  torch::stable::parallel_for(0, tokens, std::max<int64_t>(1, kGrainBytes / bytes), [&](int64_t begin, int64_t end) {
-    copy_range(copied, pieces, begin, end);
+  torch::stable::parallel_for(0, tokens, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes)), [&](int64_t begin, int64_t end) {
+    copy_range(copied, pieces, begin, end, bytes * tokens >= kStreamBytes);
   });
   return outputs;
 }
@@ -47,6 +49,7 @@ Tensor mask_spans(Tensor mask) {
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
+      if (b + 1 < end) fetch(data + (b + 1) * size, std::min(size, kFetchBytes));
       first[2 * rows + b] = mask_span(data + b * size, size, first + b, first + rows + b) ? 1 : 0;
     }
   });

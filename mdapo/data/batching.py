@@ -1,4 +1,4 @@
-"""Groups -> samples with credit -> a plan -> packed micro-batches.
+"""Groups -> samples with credit -> a plan -> shares.
 
 Everything that needs to see the whole step happens here, on one rank: advantages, the loss denominators (inside
 ``Sample.loss_weights``) and the cut. What follows is a plain sum over micro-batches and ranks.
@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mdapo.algorithms.advantages import advantages, spread
+from mdapo.algorithms.advantages import advantages, spread, turn_advantages
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
 from mdapo.config.flops import TOKENS_ONLY, WorkModel
+from mdapo.data.bundles import plan_bundles
 from mdapo.data.padded import plan_padded
 from mdapo.data.shares import Share, pack_shares, rows_of
+from mdapo.data.unfold import unfold
 from mdapo.ops.balance import Objective, plan_step, refuse_longer
 from mdapo.types import Sample
 
 if TYPE_CHECKING:
-    from mdapo.config.schema import Config
-    from mdapo.types import Episode, Group
+    from mdapo.config.schema import Algorithm, Config
+    from mdapo.types import Episode, Group, MicroBatch
 
 
 def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -46,6 +48,7 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
     advantage_N = advantages(
         value_N, group_N, estimator=algorithm.advantage_estimator, valid_N=carries_N, tokens_N=tokens_N
     )
+    credit_NT = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
     weight_N = np.zeros(len(episodes))
     mini_N = group_N // mini_batch_groups(cfg)
     for mini in np.unique(mini_N):
@@ -57,7 +60,14 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
             max_response_len=cfg.rollout.max_response_len,
         )
     samples = [
-        _sample(episode, group=g, advantage=float(advantage_N[i]), weight=float(weight_N[i]), gamma=algorithm.gamma)
+        _sample(
+            episode,
+            group=g,
+            advantage=float(advantage_N[i]),
+            turns=credit_NT[i],
+            weight=float(weight_N[i]),
+            algorithm=algorithm,
+        )
         for i, (g, episode) in enumerate(episodes)
     ]
     carried = advantage_N[carries_N]
@@ -103,28 +113,73 @@ def plan_shares(
     longer sample unless ``actor.over_cap`` is ``alone``.
     """
     rows, actor = rows_of(samples), cfg.actor
-    trains = np.flatnonzero(rows.trains_N)
-    tokens_N, scored_N = rows.lengths_N[trains], rows.scored_N[trains]
-    mini_N = np.array([sample.group for sample in samples], np.int64)[trains] // mini_batch_groups(cfg)
-    mini_N = np.unique(mini_N, return_inverse=True)[1]
+    own = np.flatnonzero(rows.trains_N)
+    starts_N, tokens_N, scored_N = rows.starts_N[own], rows.lengths_N[own], rows.scored_N[own]
+    group_N = np.array([sample.group for sample in samples], np.int64)[own]
+    mini_N = np.unique(group_N // mini_batch_groups(cfg), return_inverse=True)[1]
     cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
     if actor.use_dynamic_bsz and actor.over_cap == "error":
-        refuse_longer(tokens_N, cap, [samples[i].uid for i in trains])
+        refuse_longer(tokens_N, cap, [samples[i].uid for i in own])
     shape: dict[str, Any] = {"dp": dp, "multiple": micro_multiple, "at_least": at_least, "objective": objective}
-    if actor.use_dynamic_bsz and not actor.use_remove_padding:
+    if not actor.use_dynamic_bsz:
+        costs_N = work.of(tokens_N, scored_N)
+        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, rows=actor.ppo_micro_batch_size, **shape)
+    elif not actor.use_remove_padding:
         rounded_N = -(-tokens_N // token_multiple) * token_multiple
         plan = plan_padded(rounded_N, scored_N, mini_N, cap=cap, work=work, **shape)
+    elif shares_prefix(cfg):
+        ids_P = rows.fields["ids"]
+        plan = plan_bundles(ids_P, starts_N, tokens_N, scored_N, group_N, mini_N, cap=cap, work=work, **shape)
     else:
-        limit: dict[str, Any] = {"cap": cap} if actor.use_dynamic_bsz else {"rows": actor.ppo_micro_batch_size}
         costs_N = work.of(tokens_N, scored_N)
-        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, over_cap="alone", **limit, **shape)
-    groups = (trains[group].tolist() for group in plan.groups)
-    cut = [[[next(groups) for _ in range(count)] for count in plan.counts_M] for _ in range(dp)]
-    return pack_shares(rows, cut, token_multiple=token_multiple, remove_padding=actor.use_remove_padding)
+        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, cap=cap, over_cap="alone", **shape)
+    groups = (own[group].tolist() for group in plan.groups)
+    return pack_shares(rows, [[[next(groups) for _ in range(count)] for count in plan.counts_M] for _ in range(dp)])
 
 
-def _sample(episode: Episode, *, group: int, advantage: float, weight: float, gamma: float) -> Sample:
+def micro_batches(share: Share, cfg: Config, *, token_multiple: int = 1) -> list[list[MicroBatch]]:
+    """``[mini-batch][micro-batch]`` of a share, laid out as `plan_shares` counted its tokens."""
+    return unfold(
+        share,
+        token_multiple=token_multiple,
+        remove_padding=cfg.actor.use_remove_padding,
+        share_prefix=shares_prefix(cfg),
+    )
+
+
+def shares_prefix(cfg: Config) -> bool:
+    """Whether ``actor.share_prefix`` is on; ``auto`` is on wherever micro-batches are packed by tokens."""
+    wanted, possible = cfg.actor.share_prefix, cfg.actor.use_remove_padding and cfg.actor.use_dynamic_bsz
+    return possible if wanted == "auto" else wanted
+
+
+def _turn_credit(
+    episodes: Sequence[Episode], value_N: np.ndarray, group_N: np.ndarray, carries_N: np.ndarray, cfg: Config
+) -> list[np.ndarray]:
+    """Advantage of every agent turn, by episode; of none where turns get no credit of their own."""
+    if not cfg.algorithm.turn_credit:
+        return [np.zeros(0, np.float32)] * len(episodes)
+    before = []
+    for episode in episodes:
+        known = episode.score.before if episode.score is not None else ()
+        assert len(known) in (0, episode.num_agent_turns), f"{episode.prompt.uid}: a value before each turn"
+        before.append(known or (0.0,) * episode.num_agent_turns)
+    estimator = cfg.algorithm.advantage_estimator
+    assert estimator is not None
+    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N)
+
+
+def _sample(
+    episode: Episode, *, group: int, advantage: float, turns: np.ndarray, weight: float, algorithm: Algorithm
+) -> Sample:
     mask = episode.response_mask
+    advantages_L = spread(advantage, mask, gamma=algorithm.gamma)
+    if len(turns):
+        lengths = [len(t.ids) for t in episode.turns]
+        agent = np.cumsum([t.role == "assistant" for t in episode.turns]) - 1
+        own_L = np.concatenate([np.zeros(len(episode.prompt_ids)), np.repeat(turns[agent], lengths)])
+        share = algorithm.turn_credit
+        advantages_L = np.where(mask, (1.0 - share) * advantages_L + share * own_L, 0.0).astype(np.float32)
     return Sample(
         uid=f"{episode.prompt.uid}/{episode.index}",
         group=group,
@@ -132,7 +187,7 @@ def _sample(episode: Episode, *, group: int, advantage: float, weight: float, ga
         response_mask=mask,
         rollout_logps=episode.rollout_logps,
         versions=episode.versions,
-        advantages=spread(advantage, mask, gamma=gamma),
+        advantages=advantages_L,
         loss_weights=np.where(mask, weight, 0.0).astype(np.float32),
     )
 
