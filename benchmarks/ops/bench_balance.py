@@ -163,10 +163,10 @@ def speed_goals() -> list[Goal]:
             "ours": lambda: [partition(costs, 64) for _ in range(20)],
         },
         rounds=3,
-        warm_up=1,
+        repeat=1,
     )
     equal = alternate(
-        {"KK": lambda: differencing_equal(plain, 64), "ours": lambda: partition(costs, 64, equal_size=True)}, rounds=31
+        {"KK": lambda: differencing_equal(plain, 64), "ours": lambda: partition(costs, 64, equal_size=True)}
     )
     free["ours"] = [seconds / 20 for seconds in free["ours"]]
     lean = f", KK without empty sets {milliseconds(free['lean KK'])}"
@@ -187,8 +187,8 @@ def speed_goals() -> list[Goal]:
             "equal": lambda: partition(many, 512, equal_size=True),
             "plan": lambda: plan_step(lengths, dp=4096, cap=CAP, costs_N=many).groups,
         },
-        rounds=9,
-        warm_up=1,
+        rounds=5,
+        repeat=2,
     )
     limits = {"free": ("partition 131072/512 free", 60), "equal": ("partition 131072/512 equal", 60)}
     limits["plan"] = ("plan of 131,072 samples for 4,096 ranks", 250)

@@ -49,7 +49,7 @@ def test_kernels_give_what_the_reference_gives(rows: list[list[int]], data: st.D
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 200])
-def test_long_beginnings_are_compared_to_their_end(backend: Backend, length: int) -> None:
+def test_long_beginnings_are_compared_to_their_end(host: Backend, length: int) -> None:
     """Around the block that is compared at once: two rows that differ in one token, or end."""
     for at in (0, length - 2, length - 1):
         a, b = [7] * length, [7] * length
@@ -60,7 +60,7 @@ def test_long_beginnings_are_compared_to_their_end(backend: Backend, length: int
         assert squares.tolist() == [3 * length**2 - both**2 - first**2]
 
 
-def test_bundles_share_nothing_with_each_other(backend: Backend) -> None:
+def test_bundles_share_nothing_with_each_other(host: Backend) -> None:
     """Two bundles, an empty one and a single row; 20 common tokens count once in each bundle."""
     rows = [[5] * 20 + [i] for i in range(5)]
     _, tokens, squares = prefix_sizes(*laid_out(rows), np.array([2, 4, 4, 5]), least=8)
@@ -68,15 +68,15 @@ def test_bundles_share_nothing_with_each_other(backend: Backend) -> None:
     assert squares.tolist() == [2 * 21**2 - 400, 2 * 21**2 - 400, 0, 21**2]
 
 
-def test_a_row_that_is_there_twice_ends_twice(backend: Backend) -> None:
+def test_a_row_that_is_there_twice_ends_twice(host: Backend) -> None:
     order, tokens, _ = prefix_sizes(*laid_out([[3] * 9, [3] * 9, [1]]), np.array([3]), least=8)
     assert tokens.tolist() == [9 + 1 + 1]
     assert order.tolist() == [2, 0, 1]
 
 
-def test_the_op_passes_torchs_own_checks(backend: Backend) -> None:
+def test_the_op_passes_torchs_own_checks(host: Backend) -> None:
     ids, starts, lengths = (torch.from_numpy(column) for column in laid_out([[1, 2, 3], [1, 2], [4]]))
-    backend.opcheck(OP, ids, starts, lengths, torch.tensor([2, 3]), 1)
+    host.opcheck(OP, ids, starts, lengths, torch.tensor([2, 3]), 1)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_op_passes_torchs_own_checks(backend: Backend) -> None:
     ],
 )
 def test_rows_that_are_not_there_are_refused(
-    backend: Backend, starts: list[int], lengths: list[int], ends: list[int], least: int
+    host: Backend, starts: list[int], lengths: list[int], ends: list[int], least: int
 ) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         prefix_sizes(np.zeros(3, np.int32), np.array(starts), np.array(lengths), np.array(ends), least=least)
