@@ -85,12 +85,13 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
 def balance_objective(config: Config) -> Literal["slowest", "lockstep"]:
     """What the data-parallel ranks wait for (`mdapo.ops.balance`).
 
-    They meet when a mini-batch ends, so that its slowest rank counts; with experts or weights spread over them they
-    meet in every micro-batch. Tensor, pipeline and context parallelism tie ranks of one replica, which have the same
-    micro-batches.
+    They meet when a mini-batch ends, so that its slowest rank counts; with experts, or gradients and weights, spread
+    over them they meet in every micro-batch. Tensor, pipeline and context parallelism tie ranks of one replica, which
+    have the same micro-batches.
     """
     ddp, transformer = config.megatron.ddp, config.megatron.transformer
-    spread = ddp.get("use_megatron_fsdp") or ddp.get("use_custom_fsdp")
+    sharded = ddp.get("data_parallel_sharding_strategy") in ("optim_grads", "optim_grads_params")
+    spread = sharded and (ddp.get("use_megatron_fsdp") or ddp.get("use_custom_fsdp"))
     return "lockstep" if spread or transformer.get("expert_model_parallel_size", 1) > 1 else "slowest"
 
 
