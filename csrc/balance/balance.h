@@ -15,15 +15,15 @@ namespace mdapo::balance {
 constexpr int64_t kMaxTotal = int64_t{1} << 61;  // sums of all costs and of all tokens; differences of two fit too
 constexpr int64_t kMaxItems = int64_t{1} << 28;
 
-inline void require(bool holds, const std::string& otherwise) {
+inline void require(bool holds, const char* otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 
 inline void require_total(const char* what, const int64_t* values, int64_t n) {
   int64_t total = 0;
   for (int64_t i = 0; i < n; ++i) {
-    require(values[i] >= 0, std::string(what) + ": negative");
-    require(values[i] <= kMaxTotal - total, std::string(what) + ": the sum is above 2^61");
+    if (values[i] < 0) throw std::invalid_argument(std::string(what) + ": negative");
+    if (values[i] > kMaxTotal - total) throw std::invalid_argument(std::string(what) + ": the sum is above 2^61");
     total += values[i];
   }
 }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace mdapo::prefix {
@@ -24,7 +23,7 @@ struct Batch {
   int64_t bundles;
 };
 
-inline void require(bool holds, const std::string& otherwise) {
+inline void require(bool holds, const char* otherwise) {
   if (!holds) throw std::invalid_argument(otherwise);
 }
 

@@ -52,17 +52,18 @@ def _reference(
     ids, starts, lengths, ends = ids_P.numpy(), starts_N.tolist(), lengths_N.tolist(), ends_B.tolist()
     _check(len(ids), starts, lengths, ends, least)
     order: list[int] = []
-    sizes = []
+    tokens: list[int] = []
+    squares: list[int] = []
     for first, last in pairwise([0, *ends]):
         rows = {i: ids[starts[i] :][: lengths[i]] for i in range(first, last)}
         own = sorted(rows, key=lambda i: (rows[i].tolist(), i))
         order += own
         shared = [_common(rows[a], rows[b]) for a, b in pairwise(own)]
         saved = list(_saved(shared, least))
-        tokens, squares = (sum(lengths[i] ** power for i in own) for power in (1, 2))
-        sizes.append((tokens - sum(saved), squares - sum(s**2 for s in saved)))
-    tokens_B, squares_B = torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2).T.contiguous()
-    return torch.tensor(order, dtype=torch.int64), tokens_B, squares_B.clone()
+        tokens.append(sum(lengths[i] for i in own) - sum(saved))
+        squares.append(sum(lengths[i] ** 2 for i in own) - sum(s**2 for s in saved))
+    order_N, tokens_B, squares_B = (torch.tensor(found, dtype=torch.int64) for found in (order, tokens, squares))
+    return order_N, tokens_B, squares_B
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
@@ -88,7 +89,9 @@ def _saved(shared: list[int], least: int) -> Iterator[int]:
 def _check(tokens: int, starts: list[int], lengths: list[int], ends: list[int], least: int) -> None:
     if least < 1:
         raise ValueError("least: at least 1")
-    if len(starts) != len(lengths) or any(s < 0 or n < 1 or s + n > tokens for s, n in zip(starts, lengths)):
+    if len(starts) != len(lengths):
+        raise ValueError("starts and lengths differ in size")
+    if any(start < 0 or length < 1 or start + length > tokens for start, length in zip(starts, lengths, strict=True)):
         raise ValueError("starts and lengths: a row is not in ids")
     edges = [0, *ends]
     if sorted(edges) != edges or edges[-1] != len(starts):
@@ -98,7 +101,8 @@ def _check(tokens: int, starts: list[int], lengths: list[int], ends: list[int], 
 
 
 registry.define(
-    "prefix_sizes(Tensor ids_P, Tensor starts_N, Tensor lengths_N, Tensor ends_B, int least) -> (Tensor, Tensor, Tensor)",
+    "prefix_sizes(Tensor ids_P, Tensor starts_N, Tensor lengths_N, Tensor ends_B, int least)"
+    " -> (Tensor, Tensor, Tensor)",
     reference=_reference,
     fake=lambda ids_P, starts_N, lengths_N, ends_B, least: (
         torch.empty_like(starts_N),
