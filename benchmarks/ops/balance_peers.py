@@ -1,8 +1,8 @@
 """What others balance with, written anew from the literature: the baselines of bench_balance.py.
 
-Differencing in k ways (Karmarkar and Karp 1982) and for equal sizes (Michiels et al. 2003), in the form that Python code
-for reinforcement learning has it: a heap of states, each with k sets that are objects, put together item by item. (A
-leaner form in Python, `differencing_sparse`, is many times faster; it serves where only the result is wanted.) Plans
+Differencing in k ways (Karmarkar and Karp 1982) and for equal sizes (Michiels et al. 2003), in the form that Python
+code for reinforcement learning has it: a heap of states, each with k sets that are objects, put together item by item.
+(A leaner form in Python, `differencing_sparse`, is many times faster; it serves where only the result is wanted.) Plans
 made of it: more and more parts until none is over the cap; and first fit, rank by rank.
 """
 

@@ -3,8 +3,8 @@
     python benchmarks/ops/bench_coordination.py
 
 The trainer's own functions, in one process, two threads; the ranks are simulated: their shares are made to the byte,
-not sent. The samples are there end to end, as `rows_of` leaves them: groups of 8 with a prompt of 40 tokens. Lengths are
-log-normal, 100 tokens on average; 17 bytes a token. Planned without and with a common prompt computed once.
+not sent. The samples are there end to end, as `rows_of` leaves them: groups of 8 with a prompt of 40 tokens. Lengths
+are log-normal, 100 tokens on average; 17 bytes a token. Planned without and with a common prompt computed once.
 """
 
 from __future__ import annotations

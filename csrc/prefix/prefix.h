@@ -10,9 +10,9 @@
 
 namespace mdapo::prefix {
 
-constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 1;  // of a bundle's rows: squares of lengths add up to less than 2^62
+constexpr int64_t kMaxTokens = (int64_t{1} << 31) - 1;  // of a bundle's rows: their squares add up to less than 2^62
 
-// N rows in P tokens, in B bundles: row i is `lengths[i]` tokens from ids[starts[i]] on, bundle b ends before row ends[b].
+// N rows in P tokens, in B bundles: row i is `lengths[i]` tokens from ids[starts[i]] on, bundle b ends before ends[b].
 struct Batch {
   const int32_t* ids;
   int64_t tokens;
