@@ -80,11 +80,6 @@ class Plan:
         return self.rank_N * sum(self.counts_M) + self._first_M[self.mini_N] + self.micro_N
 
     @cached_property
-    def place_N(self) -> np.ndarray:
-        """The number of each sample's micro-batch: rank by rank, mini-batch by mini-batch."""
-        return self.rank_N * sum(self.counts_M) + self._first_M[self.mini_N] + self.micro_N
-
-    @cached_property
     def groups(self) -> list[np.ndarray]:
         """The samples of each micro-batch, ascending, in the order of ``place_N``; empty for a filler."""
         order = np.argsort(self.place_N, kind="stable")
