@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mdapo.config.model_facts import ModelFacts, read_model
-from mdapo.config.problems import lines
+from mdapo.config.model_facts import ModelFacts, require_facts
 from mdapo.config.schema import Config
-from mdapo.errors import UserError
 
 # Passes over a matrix product, in units of its forward pass: forward 1, backward 2 (towards the input, the weight).
 LINEAR = 3.0
@@ -64,8 +62,5 @@ def work_model(model: ModelFacts, *, recompute: str = "none") -> WorkModel:
 
 
 def read_work_model(config: Config) -> WorkModel:
-    """That of the configured model. ``UserError`` when its folder cannot be read."""
-    model, problems = read_model(config.model.path)
-    if model is None:
-        raise UserError(lines(problems, {}))
-    return work_model(model, recompute=config.actor.recompute)
+    """That of the configured model. ``UserError`` when it is none that can be run."""
+    return work_model(require_facts(config.model.path), recompute=config.actor.recompute)
