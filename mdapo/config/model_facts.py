@@ -20,8 +20,20 @@ _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges
 
 
 @dataclass(frozen=True)
+class Experts:
+    """In ``layers`` of the layers, ``count`` experts of ``ffn`` columns, ``active`` of them for a token, and shared
+    ones of ``shared_ffn`` columns in all."""
+
+    layers: int
+    count: int
+    active: int
+    ffn: int
+    shared_ffn: int
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """The shape of a dense decoder; counts, not bytes."""
+    """The shape of a decoder; counts, not bytes. Parameters are those of a dense one: others are not trained yet."""
 
     architecture: str
     layers: int
@@ -38,6 +50,7 @@ class ModelFacts:
     qk_norm: bool
     rope_theta: float = 10000.0
     eps: float = 1e-6  # of the RMS norms
+    experts: Experts | None = None
 
     @property
     def layer_parameters(self) -> int:
@@ -190,6 +203,29 @@ def _facts(raw: dict[str, Any], architecture: str) -> ModelFacts:
         qk_norm=architecture == "Qwen3ForCausalLM",
         rope_theta=float((raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
+        experts=_experts(raw),
+    )
+
+
+def _experts(raw: dict[str, Any]) -> Experts | None:
+    """By the keys of Mixtral, Qwen2-MoE, Qwen3-MoE and DeepSeek."""
+
+    def number(*keys: str, default: int = 0) -> int:
+        return next((raw[key] for key in keys if _positive(raw.get(key))), default)
+
+    count = number("num_experts", "num_local_experts", "n_routed_experts")
+    if count == 0:
+        return None
+    ffn = number("moe_intermediate_size", default=raw["intermediate_size"])
+    dense, layers = set(raw.get("mlp_only_layers") or ()), raw["num_hidden_layers"]
+    dense |= set(range(number("first_k_dense_replace")))
+    every = number("decoder_sparse_step", default=1)
+    return Experts(
+        layers=sum(layer not in dense and (layer + 1) % every == 0 for layer in range(layers)),
+        count=count,
+        active=number("num_experts_per_tok", default=1),
+        ffn=ffn,
+        shared_ffn=number("shared_expert_intermediate_size", default=number("n_shared_experts") * ffn),
     )
 
 

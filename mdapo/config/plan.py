@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mdapo.config.load import Loaded
 from mdapo.config.memory import Memory, estimate
@@ -55,7 +56,7 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
     fit = max(actor.ppo_max_token_len // longest, 1) if actor.use_dynamic_bsz else actor.ppo_micro_batch_size
     micro_samples = min(fit, rank_samples)
     multiple = parallel.pipeline if parallel.virtual_pipeline > 1 else 1
-    micro_batches = -(-rank_samples // micro_samples)
+    micro_batches = max(-(-rank_samples // micro_samples), min(parallel.pipeline, rank_samples))
     micro_batches = -(-micro_batches // multiple) * multiple
     problems = [*_ranks(config, world), *_batch(config, dp), *_tokens(config)]
     memory = None
@@ -79,6 +80,19 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
         problems=tuple(problems),
         notes=tuple(_notes(config, model, micro_batches)),
     )
+
+
+def balance_objective(config: Config) -> Literal["slowest", "lockstep"]:
+    """What the data-parallel ranks wait for (`mdapo.ops.balance`).
+
+    They meet when a mini-batch ends, so that its slowest rank counts; with experts, or gradients and weights, spread
+    over them they meet in every micro-batch. Tensor, pipeline and context parallelism tie ranks of one replica, which
+    have the same micro-batches.
+    """
+    ddp, transformer = config.megatron.ddp, config.megatron.transformer
+    sharded = ddp.get("data_parallel_sharding_strategy") in ("optim_grads", "optim_grads_params")
+    spread = sharded and (ddp.get("use_megatron_fsdp") or ddp.get("use_custom_fsdp"))
+    return "lockstep" if spread or transformer.get("expert_model_parallel_size", 1) > 1 else "slowest"
 
 
 def require_plan(loaded: Loaded, *, world_size: int | None) -> tuple[RunPlan, ModelFacts]:

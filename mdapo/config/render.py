@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from mdapo.config.memory import Memory
 from mdapo.config.model_facts import ModelFacts
-from mdapo.config.plan import RunPlan
+from mdapo.config.plan import RunPlan, balance_objective
 from mdapo.config.schema import Config
 
 Rows = list[tuple[str, str]]
+LEVELLED = {
+    "slowest": "so that ranks end a mini-batch together",
+    "lockstep": "so that ranks, which wait for each other in every micro-batch, end each together",
+}
 
 
 def render_plan(plan: RunPlan, config: Config, model: ModelFacts | None) -> str:
@@ -46,6 +50,7 @@ def _batch(plan: RunPlan, config: Config) -> Rows:
         ("a rank's share", f"{plan.rank_samples:,} samples of each optimizer step (data-parallel {plan.dp})"),
         ("longest sample", f"{plan.longest:,} tokens: prompt {prompt:,} + response {response:,}"),
         ("micro-batches", f"{cut}; if all samples were longest: {plan.micro_batches:,} a rank, {least}"),
+        ("levelled", f"by FLOPs, {LEVELLED[balance_objective(config)]}"),
         ("whole run", f"{config.run.total_steps:,} steps, {config.run.total_steps * plan.samples:,} samples"),
     ]
 

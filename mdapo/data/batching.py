@@ -6,19 +6,20 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mdapo.algorithms.advantages import advantages, spread, turn_advantages
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
-from mdapo.data.prefix_tree import prefix_tree
+from mdapo.config.flops import TOKENS_ONLY, WorkModel
+from mdapo.data.bundles import plan_bundles
+from mdapo.data.padded import plan_padded
 from mdapo.data.shares import Share, pack_shares, rows_of
 from mdapo.data.unfold import unfold
-from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
+from mdapo.ops.balance import Objective, plan_step, refuse_longer
 from mdapo.types import Sample
 
 if TYPE_CHECKING:
@@ -93,32 +94,47 @@ def mini_batch_groups(cfg: Config) -> int:
 
 
 def plan_shares(
-    samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int = 1, micro_multiple: int = 1
+    samples: Sequence[Sample],
+    cfg: Config,
+    *,
+    dp: int,
+    work: WorkModel = TOKENS_ONLY,
+    token_multiple: int = 1,
+    micro_multiple: int = 1,
+    at_least: int = 1,
+    objective: Objective = "slowest",
 ) -> list[Share]:
     """A share for each data-parallel rank: equal numbers of micro-batches on all ranks in every mini-batch.
 
-    Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each
-    micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch
-    never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample
-    unless ``actor.over_cap`` is ``alone``.
+    Samples without weight are left out, and so is a mini-batch that has no others. ``work`` is what samples cost.
+    ``token_multiple`` rounds each micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number
+    (virtual pipelines), which is ``at_least`` so many where samples suffice (pipelines); ``objective`` as `plan_step`
+    has it. A micro-batch never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a
+    longer sample unless ``actor.over_cap`` is ``alone``.
     """
-    rows = rows_of(samples)
-    trains = np.flatnonzero(rows.trains_N)
-    mini_of = np.array([sample.group for sample in samples], np.int64)[trains] // mini_batch_groups(cfg)
-    cut: list[list[list[list[int]]]] = [[] for _ in range(dp)]
-    for mini in np.unique(mini_of):
-        members = trains[mini_of == mini].tolist()
-        plan = _plan(
-            [samples[i] for i in members],
-            [rows.ids(i) for i in members],
-            cfg,
-            dp=dp,
-            token_multiple=token_multiple,
-            micro_multiple=micro_multiple,
-        )
-        for rank, micro in zip(cut, plan.ranks, strict=True):
-            rank.append([[members[i] for i in chosen] for chosen in micro])
-    return pack_shares(rows, cut)
+    rows, actor = rows_of(samples), cfg.actor
+    own = np.flatnonzero(rows.trains_N)
+    starts_N, tokens_N, scored_N = rows.starts_N[own], rows.lengths_N[own], rows.scored_N[own]
+    group_N = np.array([sample.group for sample in samples], np.int64)[own]
+    mini_N = np.unique(group_N // mini_batch_groups(cfg), return_inverse=True)[1]
+    cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
+    if actor.use_dynamic_bsz and actor.over_cap == "error":
+        refuse_longer(tokens_N, cap, [samples[i].uid for i in own])
+    shape: dict[str, Any] = {"dp": dp, "multiple": micro_multiple, "at_least": at_least, "objective": objective}
+    if not actor.use_dynamic_bsz:
+        costs_N = work.of(tokens_N, scored_N)
+        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, rows=actor.ppo_micro_batch_size, **shape)
+    elif not actor.use_remove_padding:
+        rounded_N = -(-tokens_N // token_multiple) * token_multiple
+        plan = plan_padded(rounded_N, scored_N, mini_N, cap=cap, work=work, **shape)
+    elif shares_prefix(cfg):
+        ids_P = rows.fields["ids"]
+        plan = plan_bundles(ids_P, starts_N, tokens_N, scored_N, group_N, mini_N, cap=cap, work=work, **shape)
+    else:
+        costs_N = work.of(tokens_N, scored_N)
+        plan = plan_step(tokens_N, costs_N=costs_N, mini_N=mini_N, cap=cap, over_cap="alone", **shape)
+    groups = (own[group].tolist() for group in plan.groups)
+    return pack_shares(rows, [[[next(groups) for _ in range(count)] for count in plan.counts_M] for _ in range(dp)])
 
 
 def micro_batches(share: Share, cfg: Config, *, token_multiple: int = 1) -> list[list[MicroBatch]]:
@@ -135,101 +151,6 @@ def shares_prefix(cfg: Config) -> bool:
     """Whether ``actor.share_prefix`` is on; ``auto`` is on wherever micro-batches are packed by tokens."""
     wanted, possible = cfg.actor.share_prefix, cfg.actor.use_remove_padding and cfg.actor.use_dynamic_bsz
     return possible if wanted == "auto" else wanted
-
-
-def _plan(
-    samples: Sequence[Sample],
-    ids: Sequence[np.ndarray],
-    cfg: Config,
-    *,
-    dp: int,
-    token_multiple: int,
-    micro_multiple: int,
-) -> Plan:
-    """Of one mini-batch; ``ids`` are the samples' as they will be packed."""
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    if not cfg.actor.use_remove_padding:
-        lengths = -(-lengths // token_multiple) * token_multiple
-    if not cfg.actor.use_dynamic_bsz:
-        return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
-    cap = cfg.actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
-
-    def plan(lengths: Sequence[int] | np.ndarray) -> Plan:
-        return plan_micro_batches(
-            lengths,
-            dp=dp,
-            cap=cap,
-            multiple=micro_multiple,
-            padded=not cfg.actor.use_remove_padding,
-            over_cap=cfg.actor.over_cap,
-            names=[sample.uid for sample in samples],
-        )
-
-    alone = plan(lengths)
-    if not shares_prefix(cfg):
-        return alone
-    together = _together(ids, [sample.group for sample in samples], plan, cap=cap, lowest=_slowest(alone, lengths))
-    return together or alone
-
-
-def _together(
-    ids: Sequence[np.ndarray],
-    groups: Sequence[int],
-    plan: Callable[[Sequence[int]], Plan],
-    *,
-    cap: int,
-    lowest: float,
-) -> Plan | None:
-    """Of the plans that keep rows of a group together, the one that leaves the slowest rank least to do.
-
-    ``plan`` takes the tokens of what stays together. None where no plan undercuts ``lowest``.
-    """
-    best = None
-    largest = max(Counter(groups).values())
-    for parts in (2**k for k in range((largest - 1).bit_length())):  # a group whole, in halves, in quarters, ...
-        bundles = _bundles(groups, parts)
-        tokens = [prefix_tree([ids[i] for i in bundle]).num_tokens for bundle in bundles]
-        if max(tokens) > cap:
-            continue
-        found = plan(tokens)
-        unbundled = _unbundled(found, bundles)
-        if _slowest(found, tokens) < lowest and _keeps(unbundled, ids, cap):
-            lowest, best = _slowest(found, tokens), unbundled
-    return best
-
-
-def _keeps(plan: Plan, ids: Sequence[np.ndarray], cap: int) -> bool:
-    """Whether the shared tokens of every micro-batch are within ``cap``.
-
-    Several bundles in one tree can have more than the sum of theirs: where all have a beginning in common, what only
-    one of them goes on to share may be too short for a node.
-    """
-    chosen = [[ids[i] for i in micro] for rank in plan.ranks for micro in rank if len(micro) > 1]
-    return all(sum(map(len, rows)) <= cap or prefix_tree(rows).num_tokens <= cap for rows in chosen)
-
-
-def _bundles(groups: Sequence[int], parts: int) -> list[list[int]]:
-    """Each group's rows in so many parts of neighbours, which stay together."""
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    cut = (np.array_split(own, min(parts, len(own))) for own in members.values())
-    return [part.tolist() for own in cut for part in own]
-
-
-def _unbundled(plan: Plan, bundles: Sequence[Sequence[int]]) -> Plan:
-    return Plan(
-        tuple(
-            tuple(tuple(sorted(i for bundle in micro for i in bundles[bundle])) for micro in rank)
-            for rank in plan.ranks
-        )
-    )
-
-
-def _slowest(plan: Plan, lengths: Sequence[int] | np.ndarray) -> float:
-    """Work of the rank that has most of it."""
-    costs = token_cost(lengths)
-    return max(float(sum(costs[i] for micro in rank for i in micro)) for rank in plan.ranks)
 
 
 def _turn_credit(

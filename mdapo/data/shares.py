@@ -35,13 +35,14 @@ class Rows:
     """A step's samples end to end. ``fields`` name -> [P], and a filler behind them.
 
     A row ends at its last scored token: what follows is never predicted and predicts nothing scored. ``trains_N``: some
-    token has weight.
+    token has weight; ``scored_N`` how many the policy wrote.
     """
 
     fields: Mapping[str, np.ndarray]
     starts_N: np.ndarray  # int64
     lengths_N: np.ndarray  # int64, 0 where the policy wrote nothing
     trains_N: np.ndarray  # bool
+    scored_N: np.ndarray  # int64
 
     def ids(self, row: int) -> np.ndarray:
         """int32 [L] of one row, a view."""
@@ -81,7 +82,7 @@ def trimmed(fields: Mapping[str, np.ndarray], sizes_N: np.ndarray) -> Rows:
     lengths_N = np.where(upto_N > before_N, scored[upto_N - 1] + 1 - starts_N, 0)
     weighted = np.flatnonzero(fields["loss_weights"])
     trains_N = np.diff([np.searchsorted(weighted, edge) for edge in (starts_N, starts_N + lengths_N)], axis=0)[0] > 0
-    return Rows(fields, starts_N, lengths_N, trains_N)
+    return Rows(fields, starts_N, lengths_N, trains_N, upto_N - before_N)
 
 
 def pack_shares(rows: Rows, cut: Cut) -> list[Share]:

@@ -100,7 +100,8 @@ class Actor:
     def update(self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn) -> UpdateStats:
         """One optimizer step over the micro-batches of this data-parallel rank; all ranks call it together.
 
-        Every rank has the same number of micro-batches (fillers have zero weights).
+        Every rank has the same number of micro-batches, a multiple of ``layout.micro_multiple`` (fillers have zero
+        weights).
         """
         assert self.optimizer is not None and self.scheduler is not None, "a reference model is not trained"
         with megatron_context():
@@ -128,7 +129,7 @@ class Actor:
         sums: dict[str, float] | None = None
         if self.layout.is_last_stage:
             names = sorted(stored[0])
-            kept_MK = torch.stack([torch.stack([m[name] for name in names]) for m in stored if m])
+            kept_MK = torch.stack([torch.stack([m[name] for name in names]) for m in stored])
             totals = {
                 n: float(v.max() if n.endswith(MAXIMUM) else v.sum()) for n, v in zip(names, kept_MK.T, strict=True)
             }
@@ -146,7 +147,7 @@ class Actor:
         where = self.layout.device.torch_device
         both_2R = torch.empty(2, sum(sizes), device=where)
         if self.layout.is_last_stage:
-            both_2R = torch.cat(stored[: len(sizes)], dim=1)
+            both_2R = torch.cat(stored, dim=1)
         if self.layout.pp > 1:
             source = parallel_state.get_pipeline_model_parallel_last_rank()
             dist.broadcast(both_2R, source, group=parallel_state.get_pipeline_model_parallel_group())
@@ -196,7 +197,9 @@ class Actor:
 
     def _run(self, micro_batches: Sequence[MicroBatch], finish: Callable[..., Any], *, forward_only: bool) -> list[Any]:
         """Push the micro-batches through megatron's schedule; returns what ``finish`` kept (last stage only)."""
-        batches = [self._on_device(mb) for mb in self._with_fillers(micro_batches)]
+        assert micro_batches, "at least one micro-batch"
+        assert len(micro_batches) % self.layout.micro_multiple == 0, "plan multiples of layout.micro_multiple"
+        batches = [self._on_device(mb) for mb in micro_batches]
         iterators = [iter(batches) for _ in self.chunks]
         single = len(self.chunks) == 1
         return get_forward_backward_func()(
@@ -204,34 +207,27 @@ class Actor:
             data_iterator=iterators[0] if single else iterators,
             model=self.chunks[0] if single else self.chunks,
             num_microbatches=len(batches),
-            seq_length=batches[0][0].num_tokens,  # a hint: variable lengths are exchanged between stages
+            seq_length=batches[0].num_tokens,  # a hint: variable lengths are exchanged between stages
             micro_batch_size=1,
             forward_only=forward_only,
         )
 
     def _forward_step(self, iterator: Iterator[Any], chunk: Any, *, finish: Callable[..., Any]) -> tuple[Any, Any]:
-        mb, counts = next(iterator)
+        mb = next(iterator)
         dtype = self.config.params_dtype
         if self.cfg.actor.use_remove_padding:
             inputs = packed_input(mb, self.hf, dtype)
         else:
             inputs = padded_input(mb, self.hf, dtype, self.layout.token_multiple)
-        return chunk(inputs), partial(finish, mb=mb, counts=counts)
+        return chunk(inputs), partial(finish, mb=mb)
 
-    def _with_fillers(self, micro_batches: Sequence[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
-        """Virtual pipelines take micro-batches in multiples of the stages: fill with ones that score nothing."""
-        assert micro_batches, "at least one micro-batch"
-        missing = -len(micro_batches) % self.layout.pp if self.layout.vpp > 1 else 0
-        return [(mb, True) for mb in micro_batches] + [(_empty(micro_batches[0]), False)] * missing
-
-    def _on_device(self, item: tuple[MicroBatch, bool]) -> tuple[MicroBatch, bool]:
-        mb, counts = item
+    def _on_device(self, mb: MicroBatch) -> MicroBatch:
         assert mb.num_tokens % self.layout.token_multiple == 0, "pad the pack to a multiple of layout.token_multiple"
         where = self.layout.device.torch_device
         moved: dict[str, Any] = {
             k: v.to(where, non_blocking=True) for k, v in vars(mb).items() if isinstance(v, Tensor)
         }
-        return replace(mb, **moved), counts
+        return replace(mb, **moved)
 
 
 class _SingleReplica(DistributedDataParallel):
@@ -256,23 +252,15 @@ def _ddp_config(cfg: Config) -> DistributedDataParallelConfig:
         raise UserError(f"megatron.ddp: refused by megatron-core: {error}") from error
 
 
-def _loss(loss_fn: LossFn, output: tuple[Tensor, Tensor], *, mb: MicroBatch, counts: bool) -> tuple[Any, ...]:
+def _loss(loss_fn: LossFn, output: tuple[Tensor, Tensor], *, mb: MicroBatch) -> tuple[Any, ...]:
     """Core's contract: (loss, token count, what to keep). The count is not used (see ``finalize_model_grads_func``)."""
     logps_R, entropies_R = output
     nothing = torch.zeros((), dtype=torch.int32, device=logps_R.device)
-    if not counts:
-        return logps_R.sum() * 0.0, nothing, {}
     loss, metrics = loss_fn(logps_R, entropies_R, mb)
     assert "loss" not in metrics, "the loss is added by the actor"
     return loss, nothing, {name: value.detach().float() for name, value in {**metrics, "loss": loss}.items()}
 
 
-def _keep(output: tuple[Tensor, Tensor], *, mb: MicroBatch, counts: bool) -> tuple[Any, ...]:
+def _keep(output: tuple[Tensor, Tensor], *, mb: MicroBatch) -> tuple[Any, ...]:
     both_2R = torch.stack(output)
     return both_2R.sum(), torch.zeros((), dtype=torch.int32, device=both_2R.device), both_2R
-
-
-def _empty(mb: MicroBatch) -> MicroBatch:
-    """The same tokens with nothing scored."""
-    scored = {name: value[:0] for name, value in vars(mb).items() if name.endswith("_R") and value is not None}
-    return replace(mb, **scored)

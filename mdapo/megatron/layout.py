@@ -53,6 +53,11 @@ class Layout:
         """Tokens of a packed micro-batch must divide by this (a dummy segment fills up)."""
         return self.tp if self.sequence else 1
 
+    @property
+    def micro_multiple(self) -> int:
+        """Virtual pipelines take a mini-batch's micro-batches in multiples of the stages."""
+        return self.pp if self.vpp > 1 else 1
+
 
 def init_distributed(cfg: Config, timeout_s: float) -> Layout:
     """Join the process group torchrun's environment describes (none: a single process), build megatron's groups, seed.

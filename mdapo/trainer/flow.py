@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
+from mdapo.config.flops import TOKENS_ONLY, read_work_model
+from mdapo.config.plan import balance_objective
 from mdapo.data.batching import micro_batches, plan_shares
 from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
@@ -68,6 +70,7 @@ class Trainer:
         self.loop = asyncio.Runner() if self.is_lead else None
         self.journal: Journal | None = None
         self.rollout: Rollout | None = None
+        self.work = TOKENS_ONLY
         try:
             self.share_errors(lambda: self._build_lead(loaded))
             self.loss_fn = make_loss_fn(self.config)
@@ -81,6 +84,7 @@ class Trainer:
 
     def _build_lead(self, loaded: Loaded) -> None:
         if self.loop is not None:
+            self.work = read_work_model(self.config)
             self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
             self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
 
@@ -162,7 +166,17 @@ class Trainer:
         multiple = self.layout.token_multiple
 
         def plan() -> list[bytes]:
-            planned = plan_shares(samples, self.config, dp=self.layout.dp, token_multiple=multiple)
+            layout = self.layout
+            planned = plan_shares(
+                samples,
+                self.config,
+                dp=layout.dp,
+                work=self.work,
+                token_multiple=multiple,
+                micro_multiple=layout.micro_multiple,
+                at_least=layout.pp,
+                objective=balance_objective(self.config),
+            )
             return [dump_share(share) for share in planned]
 
         own = load_share(ranks.scatter_shares(self.share_errors(plan)))

@@ -46,7 +46,7 @@ def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int, share: 
 
 
 def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
-    """This replica's share (every dp-th sequence), filled up to the same count on all replicas."""
+    """This replica's share (every dp-th sequence), filled up to one count on all replicas, which the layout takes."""
     seqs = sequences(spec["sequences"], seed=spec["seed"], longest=spec.get("longest", 40), vocab=vocab)
     share = spec.get("share_prefix", False)
     total = sum(int(mask[1:].sum()) for _, mask in seqs)
@@ -55,6 +55,7 @@ def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> l
         for rank in range(layout.dp)
     ]
     own, most = shares[layout.dp_rank], max(map(len, shares))
+    most += -most % layout.micro_multiple
     return own + [filler(own[0])] * (most - len(own))
 
 
@@ -82,8 +83,9 @@ def run(spec: dict[str, Any], folder: Path) -> None:
     actor = Actor(cfg, layout, trainable=not spec.get("score_only"))
     actor.load_hf(cfg.model.path)
     batches = micro_batches(spec, layout, actor.hf.vocab)
-    logps, entropies = actor.score(batches)
-    result: dict[str, Any] = {"logps": torch.cat(logps), "entropies": torch.cat(entropies)}
+    real = sum(bool(mb.loss_weights_R.any()) for mb in batches)  # the rest are fillers
+    logps, entropies = (torch.cat(found[:real]) for found in actor.score(batches))
+    result: dict[str, Any] = {"logps": logps, "entropies": entropies, "fillers": len(batches) - real}
     if not spec.get("score_only"):
         result |= train(actor, batches)
     if layout.rank == 0:
@@ -100,7 +102,7 @@ def train(actor: Actor, batches: list[MicroBatch]) -> dict[str, Any]:
     result["grads"] = {n: t.float().clone() for slot, full in grads for n, t in zip(slot.hf_names, full, strict=True)}
     stats = actor.update(batches, loss_fn)
     result |= {"loss": stats.loss, "grad_norm": stats.grad_norm, "metrics": stats.metrics, "skipped": stats.skipped}
-    result |= {"micro_batches": len(batches), "tokens": [mb.num_tokens for mb in batches]}
+    result["tokens"] = [mb.num_tokens for mb in batches]
     result["weights"] = {name: tensor.float().clone() for name, tensor in actor.export()}
     return result
 

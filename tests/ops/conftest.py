@@ -19,3 +19,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         pytest.skip(why)
     with found.serving():
         yield found
+
+
+@pytest.fixture(params=[b for b in BACKENDS if b.name in ("reference", "cpu")], ids=lambda backend: backend.name)
+def host(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    """As ``backend``, for ops that run on the host whatever the device."""
+    found: Backend = request.param
+    if why := found.missing(request.module.OP):
+        pytest.skip(why)
+    with found.serving():
+        yield found

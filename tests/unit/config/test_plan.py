@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mdapo.config.load import Loaded, load
 from mdapo.config.memory import estimate, stage_parameters
 from mdapo.config.model_facts import ModelFacts, read_model
-from mdapo.config.plan import RunPlan, file_problems, plan, require_plan
+from mdapo.config.plan import RunPlan, balance_objective, file_problems, plan, require_plan
 from mdapo.config.render import count, render_plan, size
 from mdapo.errors import UserError
 
@@ -231,6 +231,28 @@ def test_the_table_is_aligned_and_says_the_numbers(good: Path) -> None:
     assert "an estimate" in text
     rows = text.split("\n\n")[0].split("\n")[1:]
     assert {line[:20].rstrip().count("  ") for line in rows} == {1}, "one column of labels"
+
+
+@pytest.mark.parametrize(
+    ("keys", "objective"),
+    [
+        ([], "slowest"),
+        (["parallel.tensor=3"], "slowest"),
+        (["megatron.transformer.expert_model_parallel_size=1"], "slowest"),
+        (["megatron.transformer.expert_model_parallel_size=4"], "lockstep"),
+        (["megatron.ddp.data_parallel_sharding_strategy=optim_grads_params"], "slowest"),
+        (["megatron.ddp.use_megatron_fsdp=true", "megatron.ddp.data_parallel_sharding_strategy=optim"], "slowest"),
+        (
+            ["megatron.ddp.use_megatron_fsdp=true", "megatron.ddp.data_parallel_sharding_strategy=optim_grads_params"],
+            "lockstep",
+        ),
+    ],
+)
+def test_ranks_that_meet_in_every_micro_batch_are_levelled_in_lockstep(keys: list[str], objective: str) -> None:
+    config = load(CONFIGS / "quickstart.yaml", keys).config
+    assert balance_objective(config) == objective
+    text = render_plan(plan(config, world_size=None, model=None), config, None)
+    assert ("which wait for each other in every micro-batch" in text) == (objective == "lockstep")
 
 
 def test_numbers_are_short() -> None:
