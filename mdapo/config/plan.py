@@ -86,8 +86,8 @@ def balance_objective(config: Config) -> Literal["slowest", "lockstep"]:
     """What the data-parallel ranks wait for (`mdapo.ops.balance`).
 
     They meet when a mini-batch ends, so that its slowest rank counts; with experts, or gradients and weights, spread
-    over them they meet in every micro-batch. Tensor, pipeline and context parallelism tie ranks of one replica, which
-    have the same micro-batches.
+    over them (layouts that `load` refuses as yet) they meet in every micro-batch. Tensor, pipeline and context
+    parallelism tie ranks of one replica, which have the same micro-batches.
     """
     ddp, transformer = config.megatron.ddp, config.megatron.transformer
     sharded = ddp.get("data_parallel_sharding_strategy") in ("optim_grads", "optim_grads_params")

@@ -16,6 +16,7 @@ from mdapo.config.memory import estimate, stage_parameters
 from mdapo.config.model_facts import ModelFacts, read_model
 from mdapo.config.plan import RunPlan, balance_objective, file_problems, plan, require_plan
 from mdapo.config.render import count, render_plan, size
+from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -234,24 +235,26 @@ def test_the_table_is_aligned_and_says_the_numbers(good: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "objective"),
+    ("section", "keys", "objective"),
     [
-        ([], "slowest"),
-        (["parallel.tensor=3"], "slowest"),
-        (["megatron.transformer.expert_model_parallel_size=1"], "slowest"),
-        (["megatron.transformer.expert_model_parallel_size=4"], "lockstep"),
-        (["megatron.ddp.data_parallel_sharding_strategy=optim_grads_params"], "slowest"),
-        (["megatron.ddp.use_megatron_fsdp=true", "megatron.ddp.data_parallel_sharding_strategy=optim"], "slowest"),
-        (
-            ["megatron.ddp.use_megatron_fsdp=true", "megatron.ddp.data_parallel_sharding_strategy=optim_grads_params"],
-            "lockstep",
-        ),
+        ("parallel", {}, "slowest"),
+        ("parallel", {"tensor": 3}, "slowest"),
+        ("transformer", {"expert_model_parallel_size": 1}, "slowest"),
+        ("transformer", {"expert_model_parallel_size": 4}, "lockstep"),
+        ("ddp", {"data_parallel_sharding_strategy": "optim_grads_params"}, "slowest"),
+        ("ddp", {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"}, "slowest"),
+        ("ddp", {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}, "lockstep"),
     ],
 )
-def test_ranks_that_meet_in_every_micro_batch_are_levelled_in_lockstep(keys: list[str], objective: str) -> None:
-    config = load(CONFIGS / "quickstart.yaml", keys).config
-    assert balance_objective(config) == objective
-    text = render_plan(plan(config, world_size=None, model=None), config, None)
+def test_ranks_that_meet_in_every_micro_batch_are_levelled_in_lockstep(
+    section: str, keys: dict[str, object], objective: str
+) -> None:
+    """Not by `load`: layouts that spread experts or weights are refused there as yet."""
+    config = load(CONFIGS / "quickstart.yaml").config.model_dump()
+    (config["parallel"] if section == "parallel" else config["megatron"][section]).update(keys)
+    changed = Config.model_validate(config)
+    assert balance_objective(changed) == objective
+    text = render_plan(plan(changed, world_size=None, model=None), changed, None)
     assert ("which wait for each other in every micro-batch" in text) == (objective == "lockstep")
 
 
