@@ -18,8 +18,9 @@ warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from tiny_models import config, filler, loss_fn, pack, samples, sequences  # noqa: E402
+from tiny_models import config, loss_fn, samples, sequences  # noqa: E402
 
+from mdapo.config.schema import Config  # noqa: E402
 from mdapo.data.shares import pack_shares, rows_of  # noqa: E402
 from mdapo.data.unfold import unfold  # noqa: E402
 from mdapo.megatron import layout as layouts  # noqa: E402
@@ -29,34 +30,35 @@ from mdapo.types import MicroBatch  # noqa: E402
 TIMEOUT_S = 120.0
 
 
-def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int, share: bool) -> list[MicroBatch]:
-    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence).
-
-    Shared prefixes are those of the trainer's own path.
-    """
+def cut_batch(seqs: list[Any], limit: int) -> list[list[int]]:
+    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence)."""
     bins: list[list[int]] = [[]]
     for i, (ids, _) in enumerate(seqs):
         if bins[-1] and sum(len(seqs[j][0]) for j in bins[-1]) + len(ids) > limit:
             bins.append([])
         bins[-1].append(i)
-    if share:
-        [packed] = pack_shares(rows_of(samples(seqs, total=total)), [[bins]])
-        return unfold(packed, token_multiple=multiple, share_prefix=True)[0]
-    return [pack([seqs[i] for i in part], multiple=multiple, total=total) for part in bins]
+    return bins
 
 
-def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
-    """This replica's share (every dp-th sequence), filled up to one count on all replicas, which the layout takes."""
+def micro_batches(spec: dict[str, Any], cfg: Config, layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
+    """This replica's share (every dp-th sequence), filled up to one count on all replicas, which the layout takes.
+
+    Packed and unfolded by the trainer's own path, which makes the fillers.
+    """
     seqs = sequences(spec["sequences"], seed=spec["seed"], longest=spec.get("longest", 40), vocab=vocab)
-    share = spec.get("share_prefix", False)
     total = sum(int(mask[1:].sum()) for _, mask in seqs)
-    shares = [
-        cut_batch(seqs[rank :: layout.dp], spec["cut"], multiple=layout.token_multiple, total=total, share=share)
-        for rank in range(layout.dp)
-    ]
-    own, most = shares[layout.dp_rank], max(map(len, shares))
+    cuts = [cut_batch(seqs[rank :: layout.dp], spec["cut"]) for rank in range(layout.dp)]
+    most = max(map(len, cuts))
     most += -most % layout.micro_multiple
-    return own + [filler(own[0])] * (most - len(own))
+    own = cuts[layout.dp_rank]
+    bins = own + [[]] * (most - len(own))
+    [share] = pack_shares(rows_of(samples(seqs[layout.dp_rank :: layout.dp], total=total)), [[bins]])
+    return unfold(
+        share,
+        token_multiple=layout.token_multiple,
+        remove_padding=cfg.actor.use_remove_padding,
+        share_prefix=spec.get("share_prefix", False),
+    )[0]
 
 
 def join_gradient_shards(actor: Actor, layout: layouts.Layout) -> None:
@@ -82,7 +84,7 @@ def run(spec: dict[str, Any], folder: Path) -> None:
     layout = layouts.init_distributed(cfg, TIMEOUT_S)
     actor = Actor(cfg, layout, trainable=not spec.get("score_only"))
     actor.load_hf(cfg.model.path)
-    batches = micro_batches(spec, layout, actor.hf.vocab)
+    batches = micro_batches(spec, cfg, layout, actor.hf.vocab)
     real = sum(bool(mb.loss_weights_R.any()) for mb in batches)  # the rest are fillers
     logps, entropies = (torch.cat(found[:real]) for found in actor.score(batches))
     result: dict[str, Any] = {"logps": logps, "entropies": entropies, "fillers": len(batches) - real}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import numpy as np
 import torch
 
 from mdapo.config.schema import Config
+from mdapo.data.shares import pack_shares, rows_of
+from mdapo.data.unfold import unfold
 from mdapo.types import MicroBatch, Sample
 
 VOCAB = 131  # not a multiple of 2 or 4: the vocabulary must be padded under tensor parallelism
@@ -110,8 +111,10 @@ def samples(seqs: list[tuple[np.ndarray, np.ndarray]], *, total: int = 1, seed: 
     return found
 
 
-def filler(mb: MicroBatch) -> MicroBatch:
-    return replace(mb, loss_weights_R=torch.zeros_like(mb.loss_weights_R))
+def filler() -> MicroBatch:
+    """What the trainer fills up with."""
+    [share] = pack_shares(rows_of([]), [[[[]]]])
+    return unfold(share)[0][0]
 
 
 def loss_fn(
