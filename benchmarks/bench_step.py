@@ -18,9 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _harness import ROOT, Worker, alternate, hardware
+from _harness import MODEL, ROOT, Worker, alternate, hardware
 
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 PEER_ENV = ROOT / ".venv-trl"
 PEER_PACKAGES = (
     "torch==2.13.0",

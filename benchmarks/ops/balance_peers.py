@@ -95,19 +95,19 @@ def differencing_sparse(costs: Sequence[int], k: int) -> list[tuple[int, ...]]:
     def spread(sets: Sets) -> int:
         return (sets[-1][0] if len(sets) == k else 0) - sets[0][0]
 
-    heap = [(-int(cost), item, [(int(cost), (item,))]) for item, cost in enumerate(costs)]
+    heap: list[tuple[int, int, Sets]] = [(-cost, item, [(cost, (item,))]) for item, cost in enumerate(costs)]
     heapq.heapify(heap)
     number = len(heap)
     while len(heap) > 1:
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
         shared = max(len(first) + len(second) - k, 0)  # so many sets of one meet one of the other
         ends = zip(first[len(first) - shared :], reversed(second[len(second) - shared :]), strict=True)
-        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in ends]
+        merged: Sets = [(a[0] + b[0], a[1] + b[1]) for a, b in ends]
         merged += first[: len(first) - shared] + second[: len(second) - shared]
         merged.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (spread(merged), number, merged))
         number += 1
-    found = [items for _, items in heap[0][2]]
+    found: list[tuple[int, ...]] = [items for _, items in heap[0][2]]
     return found + [()] * (k - len(found))
 
 

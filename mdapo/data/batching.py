@@ -119,7 +119,8 @@ def plan_shares(
     mini_N = np.unique(group_N // mini_batch_groups(cfg), return_inverse=True)[1]
     cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
     if actor.use_dynamic_bsz and actor.over_cap == "error":
-        refuse_longer(tokens_N, cap, [samples[i].uid for i in own])
+        longer = own[tokens_N > cap]
+        refuse_longer(rows.lengths_N[longer], cap, [samples[i].uid for i in longer.tolist()])
     shape: dict[str, Any] = {"dp": dp, "multiple": micro_multiple, "at_least": at_least, "objective": objective}
     if not actor.use_dynamic_bsz:
         costs_N = work.of(tokens_N, scored_N)

@@ -34,8 +34,8 @@ Cut = Sequence[Sequence[Sequence[Sequence[int]]]]
 class Rows:
     """A step's samples end to end. ``fields`` name -> [P], and a filler behind them.
 
-    A row ends at its last scored token: what follows is never predicted and predicts nothing scored. ``trains_N``: some
-    token has weight; ``scored_N`` how many the policy wrote.
+    A row ends at its last scored token: what follows is never predicted and predicts nothing scored. ``trains_N``: a
+    scored token has weight; ``scored_N``: how many are.
     """
 
     fields: Mapping[str, np.ndarray]
@@ -43,10 +43,6 @@ class Rows:
     lengths_N: np.ndarray  # int64, 0 where the policy wrote nothing
     trains_N: np.ndarray  # bool
     scored_N: np.ndarray  # int64
-
-    def ids(self, row: int) -> np.ndarray:
-        """int32 [L] of one row, a view."""
-        return self.fields["ids"][self.starts_N[row] :][: self.lengths_N[row]]
 
 
 @dataclass(frozen=True)
@@ -71,18 +67,12 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
     parts = {name: [getattr(sample, source) for sample in samples] for name, source in sources.items()}
     fields = {name: np.concatenate([*parts[name], fillers[name]], dtype=dtype) for name, dtype in FIELDS.items()}
     sizes_N = np.fromiter(map(len, parts["ids"]), np.int64, len(samples))
-    return trimmed(fields, sizes_N)
-
-
-def trimmed(fields: Mapping[str, np.ndarray], sizes_N: np.ndarray) -> Rows:
-    """``fields`` of samples of ``sizes_N`` tokens, with a filler behind them, as `Rows`."""
-    starts_N = sizes_N.cumsum() - sizes_N
-    scored = np.flatnonzero(fields["mask"])
-    before_N, upto_N = (np.searchsorted(scored, edge) for edge in (starts_N, starts_N + sizes_N))
-    lengths_N = np.where(upto_N > before_N, scored[upto_N - 1] + 1 - starts_N, 0)
-    weighted = np.flatnonzero(fields["loss_weights"])
-    trains_N = np.diff([np.searchsorted(weighted, edge) for edge in (starts_N, starts_N + lengths_N)], axis=0)[0] > 0
-    return Rows(fields, starts_N, lengths_N, trains_N, upto_N - before_N)
+    edges_N1 = np.append(0, sizes_N.cumsum())
+    starts_N, some_N, mask = edges_N1[:-1], sizes_N > 0, fields["mask"]  # in no tokens reduceat finds something, too
+    scored_N = np.add.reduceat(mask.view(np.int8), edges_N1, dtype=np.int64)[:-1] * some_N
+    trains_N = np.logical_or.reduceat(mask & (fields["loss_weights"] != 0), edges_N1)[:-1] & some_N
+    last_N = np.flatnonzero(mask)[scored_N.cumsum() - 1]
+    return Rows(fields, starts_N, np.where(scored_N > 0, last_N + 1 - starts_N, 0), trains_N, scored_N)
 
 
 def pack_shares(rows: Rows, cut: Cut) -> list[Share]:

@@ -22,7 +22,7 @@ from mdapo.data.shares import FIELDS, Share
 from mdapo.errors import UserError
 from mdapo.types import Episode, Group, Message, Prompt, Score, Turn
 
-SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-3", "mdapo-groups-1"
+SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-4", "mdapo-groups-1"
 # numpy's types and safetensors' names; numpy's own names are slow to come by.
 TYPES = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.float32): "F32", np.dtype(np.bool_): "BOOL"}
 # What reading bytes that are not ours can raise: all of it means the same to a user.
@@ -31,28 +31,27 @@ MALFORMED = (SafetensorError, ValueError, KeyError, TypeError, IndexError, Attri
 
 def dump_share(share: Share) -> bytes:
     """One rank's share, as bytes. Written here: a step has one for every rank, and this copies each byte once."""
-    arrays = {"cu_seqlens": share.cu_seqlens_N1, "bounds": share.bounds_G1, **share.fields}
-    layout = json.dumps({"format": SHARE_FORMAT, "micro_batches": share.micro_batches})
-    header: dict[str, Any] = {"__metadata__": {"layout": layout}}
-    end = 0
+    counts = np.array(share.micro_batches, np.int64)
+    arrays = {"micro_batches": counts, "cu_seqlens": share.cu_seqlens_N1, "bounds": share.bounds_G1, **share.fields}
+    header, end = f'{{"__metadata__":{{"format":"{SHARE_FORMAT}"}}', 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        header[name] = {"dtype": TYPES[array.dtype], "shape": array.shape, "data_offsets": (start, end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the data begins aligned
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays.values())])
+        header += f',"{name}":{{"dtype":"{TYPES[array.dtype]}","shape":[{len(array)}],"data_offsets":[{start},{end}]}}'
+    header += "}"
+    header += " " * (-len(header) % 8)  # the data begins aligned
+    return b"".join([len(header).to_bytes(8, "little"), header.encode(), *(array.data for array in arrays.values())])
 
 
 def load_share(data: bytes) -> Share:
     """The share again, on the CPU. ``UserError`` when the bytes are not one."""
     try:
         arrays = load_arrays(data)
-        layout = _from_json(_metadata(data)["layout"].encode(), SHARE_FORMAT)
+        _check_format(_metadata(data), SHARE_FORMAT)
         share = Share(
             {name: _typed(arrays[name], dtype) for name, dtype in FIELDS.items()},
             _typed(arrays["cu_seqlens"], np.int64),
             _typed(arrays["bounds"], np.int64),
-            tuple(layout["micro_batches"]),
+            tuple(_typed(arrays["micro_batches"], np.int64).tolist()),
         )
         _check(share)
         return share
@@ -230,9 +229,13 @@ def _json_array(value: object) -> np.ndarray:
 
 def _from_json(data: bytes, expected: str) -> dict[str, Any]:
     value = json.loads(data)
-    if value["format"] != expected:
-        raise ValueError(f"format {value['format']!r}, expected {expected!r}")
+    _check_format(value, expected)
     return value
+
+
+def _check_format(header: dict[str, Any], expected: str) -> None:
+    if header["format"] != expected:
+        raise ValueError(f"format {header['format']!r}, expected {expected!r}")
 
 
 def _reason(error: Exception) -> str:

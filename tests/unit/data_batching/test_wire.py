@@ -137,7 +137,7 @@ def test_shares_come_back_equal_in_every_bit() -> None:
 
 def test_a_share_is_plain_safetensors() -> None:
     share = a_share(5, 3)
-    assert set(load_arrays(dump_share(share))) == {"cu_seqlens", "bounds", *share.fields}
+    assert set(load_arrays(dump_share(share))) == {"micro_batches", "cu_seqlens", "bounds", *share.fields}
 
 
 @pytest.mark.parametrize("plan", [[[]], [[[]]]])
