@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
     fillers["mask"][-1] = True
     sources = {name: "response_mask" if name == "mask" else name for name in FIELDS}
     parts = {name: [getattr(sample, source) for sample in samples] for name, source in sources.items()}
-    fields = {name: np.concatenate([*parts[name], fillers[name]], dtype=dtype) for name, dtype in FIELDS.items()}
+    fields = {name: _joined([*parts[name], fillers[name]], dtype) for name, dtype in FIELDS.items()}
     sizes_N = np.fromiter(map(len, parts["ids"]), np.int64, len(samples))
     edges_N1 = np.append(0, sizes_N.cumsum())
     starts_N, some_N, mask = edges_N1[:-1], sizes_N > 0, fields["mask"]  # in no tokens reduceat finds something, too
@@ -73,6 +74,12 @@ def rows_of(samples: Sequence[Sample]) -> Rows:
     trains_N = np.logical_or.reduceat(mask & (fields["loss_weights"] != 0), edges_N1)[:-1] & some_N
     last_N = np.flatnonzero(mask)[scored_N.cumsum() - 1]
     return Rows(fields, starts_N, np.where(scored_N > 0, last_N + 1 - starts_N, 0), trains_N, scored_N)
+
+
+def _joined(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """As `np.concatenate`, which takes twice as long for many short arrays."""
+    assert set(map(attrgetter("dtype"), arrays)) == {np.dtype(dtype)}, f"an array that is not of {dtype.__name__}"
+    return np.frombuffer(bytearray().join(arrays), dtype)
 
 
 def pack_shares(rows: Rows, cut: Cut) -> list[Share]:
