@@ -1,0 +1,132 @@
+"""Prefixes computed once against the same samples laid out each for itself: forward, backward and memory.
+
+    python benchmarks/ops/bench_share_prefix.py
+
+The quickstart's model in float32, two threads, on a group of 8 samples: a prompt of 256 tokens, then 128 of the policy
+(2.4 times fewer tokens when the prompt is there once; as many log-probs). All is the trainer's: plan, share, unfold,
+actor. Memory is the most that the process holds during forward and backward beyond weights and gradients.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _goals import Goal, milliseconds, ratio, show, timed
+from _harness import MODEL
+from torch import Tensor
+
+from mdapo.algorithms.losses import make_loss_fn
+from mdapo.config.presets import resolve_algorithm
+from mdapo.config.schema import Config
+from mdapo.data.batching import micro_batches, plan_shares
+from mdapo.megatron import layout as layouts
+from mdapo.megatron.actor import Actor
+from mdapo.types import MicroBatch, Sample
+
+GROUP, PROMPT, RESPONSE, ROUNDS = 8, 256, 128, 3
+CAP = GROUP * (PROMPT + RESPONSE)  # one micro-batch either way
+
+
+def configuration(*, share_prefix: bool) -> Config:
+    sections: dict[str, Any] = {
+        "model": {"path": str(MODEL), "dtype": "float32"},
+        "data": {"train_files": ["none.jsonl"]},
+        "actor": {"ppo_max_token_len": CAP, "share_prefix": share_prefix},
+        "run": {"threads": 2},
+    }
+    config = Config.model_validate(sections)
+    return config.model_copy(update={"algorithm": resolve_algorithm(config.algorithm)})
+
+
+def group(vocab: int) -> list[Sample]:
+    """Random ids: responses differ from their first token on, or nearly."""
+    rng = np.random.default_rng(0)
+    prompt, mask = rng.integers(0, vocab, PROMPT), np.repeat([False, True], [PROMPT, RESPONSE])
+    samples = []
+    for i in range(GROUP):
+        ids = np.append(prompt, rng.integers(0, vocab, RESPONSE)).astype(np.int32)
+        samples.append(
+            Sample(
+                uid=str(i),
+                group=0,
+                ids=ids,
+                response_mask=mask,
+                rollout_logps=np.where(mask, -rng.exponential(size=len(ids)), 0.0).astype(np.float32),
+                versions=np.zeros(len(ids), np.int32),
+                advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
+                loss_weights=np.where(mask, 1.0 / (GROUP * RESPONSE), 0.0).astype(np.float32),
+            )
+        )
+    return samples
+
+
+def laid_out(samples: list[Sample], config: Config) -> list[MicroBatch]:
+    [share] = plan_shares(samples, config, dp=1)
+    [mini] = micro_batches(share, config)
+    return mini
+
+
+def gradients(actor: Actor) -> list[Tensor]:
+    return [grad.clone() for _, grads in actor.gathered(lambda parameter: parameter.main_grad) for grad in grads]
+
+
+def peak(function: Callable[[], object]) -> int:
+    """Bytes that the process holds at most while ``function`` runs, beyond what it holds before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    before = held()
+    function()
+    return most_held() - before
+
+
+def held() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def most_held() -> int:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
+def measure() -> list[Goal]:
+    configs = {"shared": configuration(share_prefix=True), "unshared": configuration(share_prefix=False)}
+    layout = layouts.init_distributed(configs["shared"], 60.0)
+    try:
+        return compare(Actor(configs["shared"], layout), configs)
+    finally:
+        layouts.destroy()
+
+
+def compare(actor: Actor, configs: dict[str, Config]) -> list[Goal]:
+    actor.load_hf(str(MODEL))
+    samples, loss_fn = group(actor.hf.vocab), make_loss_fn(configs["shared"])
+    batches = {name: laid_out(samples, config) for name, config in configs.items()}
+    runs = {name: partial(actor.accumulate_gradients, minis, loss_fn) for name, minis in batches.items()}
+    actor.accumulate_gradients(laid_out(samples[:1], configs["unshared"]), loss_fn)  # what stays allocated
+    memory, found = {}, {}
+    for name, run in runs.items():  # the shared one first: what it leaves to the allocator can only help the other
+        memory[name] = peak(run)
+        found[name] = gradients(actor)
+    largest = max(float(grad.abs().max()) for grad in found["unshared"])
+    pairs = zip(found["shared"], found["unshared"], strict=True)
+    apart = max(float((a - b).abs().max()) for a, b in pairs) / largest
+    rounds = [{name: timed(run) for name, run in runs.items()} for _ in range(ROUNDS)]  # in turn; all is warm
+    seconds = {name: [each[name] for each in rounds] for name in runs}
+    tokens = {name: sum(batch.num_tokens for batch in minis) for name, minis in batches.items()}
+    took = ", ".join(f"{name} {tokens[name]} tokens {milliseconds(seconds[name])}" for name in runs)
+    note = ", ".join(f"{name} {memory[name] / 1e6:.0f} MB" for name in runs)
+    what = f"shared prefix {GROUP} x ({PROMPT} + {RESPONSE})"
+    return [
+        Goal(f"{what}: forward and backward", ratio(seconds["unshared"], seconds["shared"]), 2.0, note=took),
+        Goal(f"{what}: memory", memory["shared"] / memory["unshared"], 1.0, at_most=True, note=note),
+        Goal(f"{what}: gradients apart, of the largest", apart, 1e-5, at_most=True, unit=""),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(show(measure(), title="shared prefixes"))
