@@ -47,8 +47,7 @@ Tensor mask_spans(Tensor mask) {
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
-      const bool whole = mask_span(data + b * size, size, first + b, first + rows + b);
-      first[2 * rows + b] = whole ? 0 : 1;
+      first[2 * rows + b] = mask_span(data + b * size, size, first + b, first + rows + b) ? 1 : 0;
     }
   });
   return spans;

@@ -14,38 +14,54 @@ struct Field {
   int64_t item;
 };
 
+// Copies `size` bytes while it fetches what will be copied next: rows end long before the hardware sees a stream.
+inline void copy_ahead(uint8_t* to, const uint8_t* from, int64_t size, const uint8_t* next, int64_t next_size) {
+  constexpr int64_t kBlock = 1024, kLine = 64;
+  int64_t done = 0;
+  for (; done + kBlock <= size; done += kBlock) {
+    for (int64_t line = done; line < std::min(done + kBlock, next_size); line += kLine) {
+      __builtin_prefetch(next + line, 0, 2);
+    }
+    std::memcpy(to + done, from + done, kBlock);
+  }
+  std::memcpy(to + done, from + done, static_cast<size_t>(size - done));
+}
+
 // Writes destination tokens [begin, end) of every field, each byte once.
 inline void copy_range(const std::vector<Field>& fields, const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
   const auto count = static_cast<int64_t>(pieces.size());
   const int64_t first = first_piece(pieces.data(), count, begin);
   for (const Field& field : fields) {
+    const int64_t item = field.item;
     int64_t at = begin;
     for (int64_t i = first; i < count && pieces[i].to < end; ++i) {
       const Piece& piece = pieces[i];
+      const Piece& next = pieces[std::min(i + 1, count - 1)];
       const int64_t from = std::max(piece.to, begin), to = std::min(piece.to + piece.count, end);
-      if (from > at) std::memset(field.to + at * field.item, 0, static_cast<size_t>((from - at) * field.item));
-      std::memcpy(field.to + from * field.item, field.from + (piece.from + from - piece.to) * field.item,
-                  static_cast<size_t>((to - from) * field.item));
+      if (from > at) std::memset(field.to + at * item, 0, static_cast<size_t>((from - at) * item));
+      copy_ahead(field.to + from * item, field.from + (piece.from + from - piece.to) * item, (to - from) * item,
+                 field.from + next.from * item, next.count * item);
       at = to;
     }
-    if (end > at) std::memset(field.to + at * field.item, 0, static_cast<size_t>((end - at) * field.item));
+    if (end > at) std::memset(field.to + at * item, 0, static_cast<size_t>((end - at) * item));
   }
 }
 
-// The run of ones in a row of `size` bytes that are 0 or 1: [*first, *end), both 0 where there is none. False when
-// there are ones behind a gap.
+// Ones in a row of `size` bytes that are 0 or 1: the first, and the end of the last, both 0 where there is none. Returns
+// whether zeros lie between them.
 inline bool mask_span(const uint8_t* row, int64_t size, int64_t* first, int64_t* end) {
+  const auto find = [row, size](int64_t from, int value) {
+    const auto* found = from == size ? nullptr : std::memchr(row + from, value, static_cast<size_t>(size - from));
+    return found == nullptr ? size : static_cast<const uint8_t*>(found) - row;
+  };
   *first = *end = 0;
-  const auto* one = size == 0 ? nullptr : static_cast<const uint8_t*>(std::memchr(row, 1, static_cast<size_t>(size)));
-  if (one == nullptr) return true;
-  *first = one - row;
-  const auto* gap = static_cast<const uint8_t*>(std::memchr(one, 0, static_cast<size_t>(size - *first)));
-  if (gap == nullptr) {
-    *end = size;
-    return true;
-  }
-  *end = gap - row;
-  return std::memchr(gap, 1, static_cast<size_t>(size - *end)) == nullptr;
+  const int64_t one = find(0, 1);
+  if (one == size) return false;
+  *first = one;
+  *end = find(one, 0);
+  if (find(*end, 1) == size) return false;
+  for (*end = size; row[*end - 1] == 0;) --*end;
+  return true;
 }
 
 }  // namespace mdapo::pack

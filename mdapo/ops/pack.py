@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,26 +37,22 @@ class Segments:
     """
 
     runs_4M: Tensor
+    cu_seqlens_M1: np.ndarray  # int64 on the host: where segments begin, and T
     lengths_N: np.ndarray  # int64, in the rows' own order
     bounds: tuple[int, ...]
     shape: tuple[int, ...]
     cp: int = 1
     cp_rank: int = 0
 
-    @property
+    @cached_property
     def total(self) -> int:
         """T, over all context-parallel ranks."""
         return int(self.cu_seqlens_M1[-1])
 
-    @property
+    @cached_property
     def max_seqlen(self) -> int:
         """Tokens of the longest segment."""
         return int(self.runs_4M[3].numpy().max(initial=0))
-
-    @property
-    def cu_seqlens_M1(self) -> np.ndarray:
-        """int64 [M + 1] on the host: where segments begin, and T."""
-        return np.append(0, self.runs_4M[3].numpy().cumsum())
 
     def cu_seqlens_on(self, device: torch.device | str) -> Tensor:
         """int32 [M + 1] on ``device``, as attention kernels want it. ValueError when T does not fit."""
@@ -68,7 +65,7 @@ class Segments:
         runs = self.runs_4M.clone()
         runs[0], runs[1] = 0, runs[3]
         counter = torch.arange(self.max_seqlen, device=device)
-        return torch.ops.mdapo.pack([counter], runs, self.total, self.cp, self.cp_rank)[0]
+        return torch.ops.mdapo.pack.default([counter], runs, self.total, self.cp, self.cp_rank)[0]
 
     def split(self, flat_P: Tensor) -> list[Tensor]:
         """The rows of a flat field, as views, in their own order."""
@@ -106,22 +103,22 @@ def segments(
     starts = lengths.cumsum() - lengths if starts_N is None else np.asarray(starts_N, np.int64)
     spans = -(-lengths // max(align, 1)) * align if spans_N is None else np.asarray(spans_N, np.int64)
     _check_request(lengths, spans, align=align, multiple=multiple, cp=cp, cp_rank=cp_rank)
-    if groups is None:
-        edges, order = np.array([0, len(lengths)]), slice(None)
-    else:
-        sizes = np.fromiter(map(len, groups), np.int64, len(groups))
-        edges = np.append(0, sizes.cumsum())
+    size = (int(lengths.sum()),) if shape is None else shape
+    counts, edges = lengths, np.array([0, len(lengths)])
+    if groups is not None:
+        edges = np.append(0, np.fromiter(map(len, groups), np.int64, len(groups)).cumsum())
         order = np.fromiter((row for group in groups for row in group), np.int64, int(edges[-1]))
-    starts, counts, spans = starts[order], lengths[order], spans[order]
+        starts, counts, spans = starts[order], counts[order], spans[order]
     ends = np.append(0, spans.cumsum())[edges]
     fill = -(ends[1:] - ends[:-1]) % math.lcm(multiple, align)
     if fill.any():
         at, missing = edges[1:][fill > 0], fill[fill > 0]
         starts, counts, spans = np.insert(starts, at, 0), np.insert(counts, at, 0), np.insert(spans, at, missing)
         edges = edges + np.append(0, (fill > 0).cumsum())
-    runs = np.stack([starts, counts, spans.cumsum() - spans, spans])
-    size = (int(lengths.sum()),) if shape is None else shape
-    return Segments(torch.from_numpy(runs), lengths, tuple(edges.tolist()), size, cp, cp_rank)
+    runs, cu_seqlens = np.empty((4, len(spans)), np.int64), np.zeros(len(spans) + 1, np.int64)
+    spans.cumsum(out=cu_seqlens[1:])
+    runs[0], runs[1], runs[2], runs[3] = starts, counts, cu_seqlens[:-1], spans
+    return Segments(torch.from_numpy(runs), cu_seqlens, lengths, tuple(edges.tolist()), size, cp, cp_rank)
 
 
 def segments_of_mask(mask_BS: Tensor, **layout: Any) -> Segments:
@@ -130,7 +127,7 @@ def segments_of_mask(mask_BS: Tensor, **layout: Any) -> Segments:
     Padding may be on both sides. On an accelerator this waits for the device, once a batch. Raises ``ValueError``
     where a row has padding between tokens.
     """
-    spans_3B = torch.ops.mdapo.mask_spans(mask_BS if mask_BS.dtype == torch.bool else mask_BS != 0)
+    spans_3B = torch.ops.mdapo.mask_spans.default(mask_BS if mask_BS.dtype == torch.bool else mask_BS != 0)
     first, end, gaps = spans_3B.cpu().numpy()
     if gaps.any():
         raise ValueError(f"mask: row {int(gaps.argmax())} has padding between its tokens")
@@ -145,7 +142,7 @@ def pack(fields: Mapping[str, Tensor | Rows], layout: Segments) -> dict[str, Ten
     fields have gradients. Raises ``ValueError`` for a field of another shape.
     """
     flat = [_flat(name, field, layout) for name, field in fields.items()]
-    packed = torch.ops.mdapo.pack(flat, layout.runs_4M, layout.total, layout.cp, layout.cp_rank)
+    packed = torch.ops.mdapo.pack.default(flat, layout.runs_4M, layout.total, layout.cp, layout.cp_rank)
     return dict(zip(fields, packed, strict=True))
 
 
@@ -159,7 +156,7 @@ def unpack(fields: Mapping[str, Tensor], layout: Segments) -> dict[str, Tensor]:
         if len(field) * layout.cp != layout.total:
             raise ValueError(f"field {name!r} has {len(field)} tokens, the packed buffer {layout.total // layout.cp}")
     size = math.prod(layout.shape)
-    rows = torch.ops.mdapo.unpack(list(fields.values()), layout.runs_4M, size, layout.cp, layout.cp_rank)
+    rows = torch.ops.mdapo.unpack.default(list(fields.values()), layout.runs_4M, size, layout.cp, layout.cp_rank)
     return {name: row.unflatten(0, layout.shape) for name, row in zip(fields, rows, strict=True)}
 
 
@@ -239,15 +236,14 @@ def _unpack_reference(fields: list[Tensor], runs_4M: Tensor, rows: int, cp: int,
 
 
 def _mask_spans_reference(mask_BS: Tensor) -> Tensor:
-    """int64 [3, B]: first token of the first run, the end of that run (both 0 without tokens), 1 if more follow."""
-    if mask_BS.shape[1] == 0:
-        return mask_BS.new_zeros(3, len(mask_BS), dtype=torch.int64)
+    """int64 [3, B]: first token, end of the last (both 0 without tokens), 1 if padding lies between."""
+    rows, size = mask_BS.shape
+    if size == 0:
+        return mask_BS.new_zeros(3, rows, dtype=torch.int64)
     ones = mask_BS.long()
-    count = ones.sum(1)
-    first = ones.argmax(1)
-    behind = (ones.cumsum(1) > 0) & ~mask_BS  # gaps after the first token
-    end = torch.where(behind.any(1), behind.long().argmax(1), mask_BS.shape[1]) * (count > 0)
-    return torch.stack([first, end, (count > end - first).long()])
+    count, first, behind = ones.sum(1), ones.argmax(1), ones.flip(1).argmax(1)
+    end = torch.where(count > 0, size - behind, 0)
+    return torch.stack([first, end, (count < end - first).long()])
 
 
 def _pack_fake(fields: list[Tensor], runs_4M: Tensor, total: int, cp: int, cp_rank: int) -> list[Tensor]:
@@ -276,11 +272,11 @@ def _backward(op: Any, ctx: Any, grads: list[Tensor | None], tokens: int) -> tup
 
 
 def _pack_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    return _backward(torch.ops.mdapo.unpack, ctx, grads, ctx.tokens)
+    return _backward(torch.ops.mdapo.unpack.default, ctx, grads, ctx.tokens)
 
 
 def _unpack_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    return _backward(torch.ops.mdapo.pack, ctx, grads, ctx.tokens * ctx.cp)
+    return _backward(torch.ops.mdapo.pack.default, ctx, grads, ctx.tokens * ctx.cp)
 
 
 registry.define(

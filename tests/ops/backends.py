@@ -1,0 +1,79 @@
+"""Where an op's vectors run: the plain-torch reference, this machine's CPU kernels, CUDA; others join the list.
+
+A test takes the fixture ``backend`` (conftest.py), makes its tensors on ``backend.device`` and calls the wrapper as
+the trainer does. A backend that stands in for kernels without a device of its own (a reference, a host twin) names
+functions that run in place of the op, below autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from cuda_twin import build as cuda_twin
+from cuda_twin import pack_twin
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mdapo.ops import registry
+
+
+class Instead(TorchDispatchMode):
+    """Calls ``table[name]`` for the op ``mdapo::name``."""
+
+    def __init__(self, table: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.table = table
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        other = self.table.get(func._schema.name.removeprefix("mdapo::"))
+        return (other or func)(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Backend:
+    """``missing(op)`` says why the op cannot run here, "" where it can; ``instead`` gives the functions to call."""
+
+    name: str
+    device: str
+    missing: Callable[[str], str]
+    instead: Callable[[], Mapping[str, Callable[..., Any]]] = field(default=dict)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        table = self.instead()
+        with Instead(table) if table else nullcontext():
+            yield
+
+    def opcheck(self, op: str, *arguments: Any) -> None:
+        """torch's own checks of an op; those that trace it see through a stand-in and are left to the others."""
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        overload = getattr(torch.ops.mdapo, op).default
+        torch.library.opcheck(overload, arguments, test_utils=checks[: 2 if self.instead() else 4])
+
+
+def _native(kind: str) -> Callable[[str], str]:
+    def missing(op: str) -> str:
+        if kind == "cuda" and not torch.cuda.is_available():
+            return "no CUDA device"
+        if kind in registry.native_backends().get(op, ()):
+            return ""
+        return registry.LIBRARIES[kind] or f"mdapo::{op} has no {kind} kernel"
+
+    return missing
+
+
+def _twin(op: str) -> str:
+    if cuda_twin.CXX is None:
+        return "no C++ compiler"
+    return "" if op in ("pack",) else f"no twin driver for {op}"
+
+
+BACKENDS = [
+    Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
+    Backend("cpu", "cpu", _native("cpu")),
+    Backend("cuda", "cuda", _native("cuda")),
+    Backend("cuda twin", "cpu", _twin, lambda: pack_twin.table()),
+]

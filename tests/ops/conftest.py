@@ -1,0 +1,21 @@
+"""``backend``: every test that takes it runs once on each, for the op that its module names in ``OP``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from backends import BACKENDS, Backend
+
+
+@pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    found: Backend = request.param
+    if why := found.missing(request.module.OP):
+        pytest.skip(why)
+    with found.serving():
+        yield found

@@ -1,0 +1,96 @@
+"""What csrc/compile.py builds where, and that it builds again what has changed and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def building() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("csrc_compile", ROOT / "csrc" / "compile.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def everything(building: ModuleType) -> object:
+    return building.Tools(
+        cxx="g++", nvcc="nvcc", torch=Path("torch"), torch_version="2.11", torch_cuda=True, ascend=Path("a"), soc="s"
+    )
+
+
+@pytest.mark.parametrize(("mode", "lacks", "expected"), [
+    ("auto", {}, ["cpu", "cuda", "npu"]),
+    ("auto", {"nvcc": "", "soc": ""}, ["cpu"]),
+    ("auto", {"torch_cuda": False, "ascend": None}, ["cpu"]),
+    ("none", {"cxx": ""}, []),
+    ("cpu", {}, ["cpu"]),
+    ("cuda", {}, ["cpu", "cuda"]),
+    ("npu", {"nvcc": ""}, ["cpu", "npu"]),
+])  # fmt: skip
+def test_what_can_be_built_is_built(
+    building: ModuleType, everything: object, mode: str, lacks: dict[str, object], expected: list[str]
+) -> None:
+    assert building.choose(mode, replace(everything, **lacks)) == expected  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(("mode", "lacks", "why"), [
+    ("cuda", {"torch_cuda": False}, "torch 2.11 is no CUDA build"),
+    ("cuda", {"nvcc": ""}, "no nvcc"),
+    ("npu", {"soc": ""}, "SOC_VERSION"),
+    ("cpu", {"torch": None}, "no torch"),
+    ("auto", {"cxx": ""}, "no C[+][+] compiler"),
+    ("gpu", {}, "use one of auto, none, cpu, cuda, npu"),
+])  # fmt: skip
+def test_what_was_asked_for_and_cannot_be_had_is_said(
+    building: ModuleType, everything: object, mode: str, lacks: dict[str, object], why: str
+) -> None:
+    with pytest.raises(building.BuildError, match=why):
+        building.choose(mode, replace(everything, **lacks))  # type: ignore[type-var]
+
+
+def test_without_a_compiler_one_line_is_said(
+    building: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert building.build_all("auto", native=tmp_path) == []
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and "no native ops" in said[0] and "no C++ compiler" in said[0]
+
+
+def test_only_what_changed_is_compiled_again(
+    building: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Found by its folder, again after its header changed, and gone after a source that does not compile."""
+    tools = building.find_tools()
+    if not tools.cxx or tools.torch is None:
+        pytest.skip("no compiler or no torch")
+    monkeypatch.setattr(building, "CSRC", tmp_path / "csrc")
+    op = tmp_path / "csrc" / "demo"
+    op.mkdir(parents=True)
+    (op / "demo.h").write_text("inline int one() { return 1; }\n")
+    (op / "demo_cpu.cpp").write_text('#include "demo/demo.h"\nint demo() { return one(); }\n')
+    (op / "other_cpu.cpp").write_text("int other() { return 2; }\n")
+    target, objects = tmp_path / "mdapo_cpu.so", tmp_path / "objects"
+    assert building.build("cpu", tools, target=target, objects=objects)
+    assert not building.build("cpu", tools, target=target, objects=objects)
+    (op / "demo.h").write_text("inline int one() { return 3; }\n")
+    made = building.compile_objects("cpu", tools, objects=objects)
+    assert {path.name: new for path, new in made.items()} == {"demo_cpu.cpp.o": True, "other_cpu.cpp.o": False}
+    (op / "demo.h").write_text("no C++\n")
+    with pytest.raises(building.BuildError, match=r"demo\.h"):
+        building.build("cpu", tools, target=target, objects=objects)
+    assert not target.exists()
