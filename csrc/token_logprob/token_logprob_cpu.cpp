@@ -60,7 +60,7 @@ void gradient_rows(const Tile& tile, double temperature, T* logits, const int64_
   });
 }
 
-void write_stats(Tensor stats_4R, const Tensor logits_RC, const Tensor targets_R, int64_t first_id, double temperature) {
+void write_stats(Tensor stats_4R, Tensor logits_RC, Tensor targets_R, int64_t first_id, double temperature) {
   const Tile tile = checked_tile(stats_4R, kStatsRows, logits_RC, targets_R, first_id, temperature);
   const auto run = [&](auto type) {
     using T = decltype(type);
@@ -75,7 +75,7 @@ void write_stats(Tensor stats_4R, const Tensor logits_RC, const Tensor targets_R
   }
 }
 
-void write_gradient(Tensor logits_RC, const Tensor targets_R, const Tensor terms_5R, int64_t first_id, double temperature) {
+void write_gradient(Tensor logits_RC, Tensor targets_R, Tensor terms_5R, int64_t first_id, double temperature) {
   const Tile tile = checked_tile(terms_5R, kTermsRows, logits_RC, targets_R, first_id, temperature);
   const auto run = [&](auto type) {
     using T = decltype(type);

@@ -1,5 +1,5 @@
 // No include guard: token_logprob_cpu.h includes this once for each instruction set, as namespace MDAPO_ISA.
-// Vectors are the compiler's own (GCC, clang): 16 lanes become one register of AVX-512, two of AVX2, four of SSE or NEON.
+// Vectors are the compiler's own (GCC, clang): 16 lanes are one register of AVX-512, two of AVX2, four of SSE or NEON.
 
 namespace mdapo::token_logprob::MDAPO_ISA {
 

@@ -1,8 +1,10 @@
 // token_logprob on CUDA: one block a row, one pass over it in 16-byte words.
 //
-// A thread keeps sums of its own (online softmax), which the block merges in a fixed tree: no atomics, the same bits each
-// time. Rows whose words are not aligned are read element by element.
+// A thread keeps sums of its own (online softmax), which the block merges in a fixed tree: no atomics, the same bits
+// each time. Rows whose words are not aligned are read element by element.
 #include <cuda_bf16.h>
+
+#include <cstring>
 
 #include "token_logprob/token_logprob_cuda.h"
 
@@ -25,10 +27,36 @@ struct Accumulator<double> {
 template <class T>
 using Acc = typename Accumulator<T>::type;
 
+// N neighbouring logits: 16 bytes, or one logit.
 template <class T, int N>
-struct alignas(N * sizeof(T)) Word {
+struct Word {
   T at[N];
 };
+
+// Each logit is read once: past the first-level cache, and in forward as the first to go from the second.
+template <int N, bool kLast, class T>
+__device__ __forceinline__ Word<T, N> load(const T* at) {
+  Word<T, N> word;
+  if constexpr (N == 1) {
+    word.at[0] = kLast ? __ldcs(at) : __ldcg(at);
+  } else {
+    const auto* from = reinterpret_cast<const uint4*>(at);
+    const uint4 bits = kLast ? __ldcs(from) : __ldcg(from);
+    memcpy(&word, &bits, kWordBytes);
+  }
+  return word;
+}
+
+template <int N, class T>
+__device__ __forceinline__ void store(T* at, const Word<T, N>& word) {
+  if constexpr (N == 1) {
+    *at = word.at[0];
+  } else {
+    uint4 bits;
+    memcpy(&bits, &word, kWordBytes);
+    *reinterpret_cast<uint4*>(at) = bits;
+  }
+}
 
 __device__ __forceinline__ float wide(float v) { return v; }
 __device__ __forceinline__ double wide(double v) { return v; }
@@ -78,17 +106,16 @@ __device__ __forceinline__ void add_word(Partial<A>& part, const Word<T, N>& wor
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    stats_kernel(const Tile tile, const T* __restrict__ logits, const int64_t* __restrict__ targets, Acc<T>* stats,
-                 int64_t stride, Acc<T> scale) {
+    stats_kernel(const Tile tile, T* logits, const int64_t* targets, Acc<T>* stats, int64_t stride, Acc<T> scale) {
   using A = Acc<T>;
   const int64_t row = blockIdx.x;
   const T* z = logits + row_offset(tile, row);
   const int64_t words = tile.cols / N;
   Partial<A> part = empty_partial<A>();
   for (int64_t w = threadIdx.x; w < words; w += kThreads)
-    add_word<N>(part, reinterpret_cast<const Word<T, N>*>(z)[w], scale);
+    add_word(part, load<N, true>(z + w * N), scale);
   for (int64_t c = words * N + threadIdx.x; c < tile.cols; c += kThreads)
-    add_word<1>(part, reinterpret_cast<const Word<T, 1>*>(z)[c], scale);
+    add_word(part, load<1, true>(z + c), scale);
   part = over_block(part);
   if (threadIdx.x != 0) return;
   A* own = stats + row;
@@ -102,32 +129,27 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int N, class T>
-__device__ __forceinline__ void turn_word(Word<T, N>& word, const RowTerms<Acc<T>>& row, Acc<T> scale, int64_t target) {
+__device__ __forceinline__ void turn(T* z, int64_t column, const RowTerms<Acc<T>>& row, Acc<T> scale, int64_t target) {
+  Word<T, N> word = load<N, false>(z + column);
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const Acc<T> by_z = row.idle() ? Acc<T>(0) : gradient(row, scale, row.log_p(wide(word.at[i]) * scale), target == i);
-    put(word.at[i], by_z);
+    const bool is_target = column + i == target;
+    put(word.at[i], row.idle() ? Acc<T>(0) : gradient(row, scale, row.log_p(wide(word.at[i]) * scale), is_target));
   }
+  store<N>(z + column, word);
 }
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    gradient_kernel(const Tile tile, T* __restrict__ logits, const int64_t* __restrict__ targets,
-                    const Acc<T>* __restrict__ terms, int64_t stride, Acc<T> scale) {
+    gradient_kernel(const Tile tile, T* logits, const int64_t* targets, Acc<T>* terms, int64_t stride, Acc<T> scale) {
   const int64_t row = blockIdx.x;
   T* z = logits + row_offset(tile, row);
   const Acc<T>* own = terms + row;
   const RowTerms<Acc<T>> of_row{own[kBase * stride], own[kLogSum * stride], own[kEntropy * stride],
                                 own[kGradLogp * stride], own[kGradEntropy * stride]};
   const int64_t words = tile.cols / N, target = column_of(tile, targets[row]);
-  for (int64_t w = threadIdx.x; w < words; w += kThreads) {
-    Word<T, N>* at = reinterpret_cast<Word<T, N>*>(z) + w;
-    Word<T, N> word = *at;
-    turn_word<N>(word, of_row, scale, target - w * N);
-    *at = word;
-  }
-  for (int64_t c = words * N + threadIdx.x; c < tile.cols; c += kThreads)
-    turn_word<1>(reinterpret_cast<Word<T, 1>*>(z)[c], of_row, scale, target - c);
+  for (int64_t w = threadIdx.x; w < words; w += kThreads) turn<N>(z, w * N, of_row, scale, target);
+  for (int64_t c = words * N + threadIdx.x; c < tile.cols; c += kThreads) turn<1>(z, c, of_row, scale, target);
 }
 
 template <class T>
@@ -136,41 +158,33 @@ bool aligned(const DeviceTile& job) {
   return address % kWordBytes == 0 && job.tile.row_stride * int64_t(sizeof(T)) % kWordBytes == 0;
 }
 
-template <int N, class T>
-void run_stats(const DeviceTile& job, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(job.tile.rows);
-  stats_kernel<N, T><<<blocks, kThreads, 0, stream>>>(job.tile, static_cast<const T*>(job.logits), job.targets,
-                                                      static_cast<Acc<T>*>(job.values), job.value_stride,
-                                                      Acc<T>(1 / job.temperature));
-}
-
-template <int N, class T>
-void run_gradient(const DeviceTile& job, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(job.tile.rows);
-  gradient_kernel<N, T><<<blocks, kThreads, 0, stream>>>(job.tile, static_cast<T*>(job.logits), job.targets,
-                                                         static_cast<const Acc<T>*>(job.values), job.value_stride,
-                                                         Acc<T>(1 / job.temperature));
+template <int N, class T, bool kStats>
+cudaError_t run(const DeviceTile& job, cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(job.tile.rows));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  auto* logits = static_cast<T*>(job.logits);
+  auto* values = static_cast<Acc<T>*>(job.values);
+  const auto scale = Acc<T>(1 / job.temperature);
+  const auto kernel = kStats ? stats_kernel<N, T> : gradient_kernel<N, T>;
+  return cudaLaunchKernelEx(&config, kernel, job.tile, logits, job.targets, values, job.value_stride, scale);
 }
 
 template <class T, bool kStats>
-void run(const DeviceTile& job, cudaStream_t stream) {
+cudaError_t run_aligned(const DeviceTile& job, cudaStream_t stream) {
   constexpr int kPerWord = kWordBytes / sizeof(T);
-  if constexpr (kStats) {
-    aligned<T>(job) ? run_stats<kPerWord, T>(job, stream) : run_stats<1, T>(job, stream);
-  } else {
-    aligned<T>(job) ? run_gradient<kPerWord, T>(job, stream) : run_gradient<1, T>(job, stream);
-  }
+  return aligned<T>(job) ? run<kPerWord, T, kStats>(job, stream) : run<1, T, kStats>(job, stream);
 }
 
 template <bool kStats>
 cudaError_t launch(const DeviceTile& job, cudaStream_t stream) {
   if (job.tile.rows == 0 || job.tile.cols == 0) return cudaSuccess;  // an empty grid is an error to CUDA
   switch (job.dtype) {
-    case Dtype::kFloat32: run<float, kStats>(job, stream); break;
-    case Dtype::kBfloat16: run<__nv_bfloat16, kStats>(job, stream); break;
-    case Dtype::kFloat64: run<double, kStats>(job, stream); break;
+    case Dtype::kFloat32: return run_aligned<float, kStats>(job, stream);
+    case Dtype::kBfloat16: return run_aligned<__nv_bfloat16, kStats>(job, stream);
+    default: return run_aligned<double, kStats>(job, stream);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace

@@ -27,16 +27,14 @@ DeviceTile device_tile(const Tensor& values_KR, int64_t kinds, const Tensor& log
           temperature};
 }
 
-void write_stats(const Tensor stats_4R, const Tensor logits_RC, const Tensor targets_R, int64_t first_id,
-                 double temperature) {
+void write_stats(Tensor stats_4R, Tensor logits_RC, Tensor targets_R, int64_t first_id, double temperature) {
   const int32_t device = logits_RC.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceTile job = device_tile(stats_4R, kStatsRows, logits_RC, targets_R, first_id, temperature);
   check_cuda(launch_stats(job, current_stream(device)));
 }
 
-void write_gradient(const Tensor logits_RC, const Tensor targets_R, const Tensor terms_5R, int64_t first_id,
-                    double temperature) {
+void write_gradient(Tensor logits_RC, Tensor targets_R, Tensor terms_5R, int64_t first_id, double temperature) {
   const int32_t device = logits_RC.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   const DeviceTile job = device_tile(terms_5R, kTermsRows, logits_RC, targets_R, first_id, temperature);

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from cuda_twin import build as cuda_twin
-from cuda_twin import pack_twin
+from cuda_twin import pack_twin, token_logprob_twin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mdapo.ops import registry
@@ -68,12 +68,12 @@ def _native(kind: str) -> Callable[[str], str]:
 def _twin(op: str) -> str:
     if cuda_twin.CXX is None:
         return "no C++ compiler"
-    return "" if op in ("pack",) else f"no twin driver for {op}"
+    return "" if op in ("pack", "token_logprob_stats") else f"no twin driver for {op}"
 
 
 BACKENDS = [
     Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
     Backend("cpu", "cpu", _native("cpu")),
     Backend("cuda", "cuda", _native("cuda")),
-    Backend("cuda twin", "cpu", _twin, lambda: pack_twin.table()),
+    Backend("cuda twin", "cpu", _twin, lambda: {**pack_twin.table(), **token_logprob_twin.table()}),
 ]

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -160,17 +161,48 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>(((static_cast<uint64_t>(high) << 32) | low) >> (shift & 31));
 }
 
+// Loads with a hint for the caches.
+template <class T>
+inline T __ldcs(const T* at) {
+  return __ldg(at);
+}
+
+template <class T>
+inline T __ldcg(const T* at) {
+  return __ldg(at);
+}
+
+namespace twin {
+
+// What the lane `from` of this thread's warp gives; all of its lanes come here together.
+template <class T>
+inline T exchange(uint32_t mask, T value, size_t from) {
+  static_assert(sizeof(T) <= sizeof(int64_t));
+  if (mask != ~0u) fail("a warp exchange of a part of a warp is not modelled");
+  auto& fibers = machine().fibers;
+  const size_t first = machine().running / kWarp * kWarp;
+  const size_t last = std::min<size_t>(first + kWarp, fibers.size());
+  std::memcpy(&current().exchanged, &value, sizeof value);
+  wait_for(first, last);
+  T found;
+  std::memcpy(&found, &fibers[first + from].exchanged, sizeof found);
+  wait_for(first, last);
+  return found;
+}
+
+inline size_t lane() { return machine().running % kWarp; }
+
+}  // namespace twin
+
 template <class T>
 inline T __shfl_xor_sync(uint32_t mask, T value, int lane_mask) {
-  if (mask != ~0u) twin::fail("a warp exchange of a part of a warp is not modelled");
-  auto& fibers = twin::machine().fibers;
-  const size_t first = twin::machine().running / twin::kWarp * twin::kWarp;
-  const size_t last = std::min<size_t>(first + twin::kWarp, fibers.size());
-  twin::current().exchanged = static_cast<int64_t>(value);
-  twin::wait_for(first, last);
-  const auto found = static_cast<T>(fibers[first + ((twin::machine().running - first) ^ lane_mask)].exchanged);
-  twin::wait_for(first, last);
-  return found;
+  return twin::exchange(mask, value, twin::lane() ^ static_cast<size_t>(lane_mask));
+}
+
+template <class T>
+inline T __shfl_down_sync(uint32_t mask, T value, unsigned delta) {
+  const size_t from = twin::lane() + delta;
+  return twin::exchange(mask, value, from < twin::kWarp ? from : twin::lane());
 }
 
 template <class... Parameters, class... Arguments>

@@ -1,9 +1,6 @@
-// Random tiles through the CPU passes of token_logprob, every instruction set, against the formulas in long double.
-//
-//   g++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -Icsrc csrc/token_logprob/fuzz.cpp
-//   ./a.out [shapes = 100000] [seed = 1]
-//
-// Rows lie in buffers of exactly their size, so that a read or write beside them is found.
+// Random rows through the CPU passes of token_logprob under AddressSanitizer and UBSan, with every instruction set
+// that this machine has, against the formulas in long double. Every buffer has exactly its size.
+//   token_logprob_fuzz [cases] [seed]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -45,13 +42,20 @@ std::vector<T> random_row(Random& random, int64_t cols) {
   return row;
 }
 
+// x itself is rounded to A before the largest is taken off, which shows in exp of the difference.
+template <class A>
+Exact rounding_of(Exact x) {
+  return std::isfinite(x) ? std::fabs(x) * std::numeric_limits<A>::epsilon() : 0;
+}
+
 bool near(Exact found, Exact expected, Exact tolerance, Exact scale) {
   if (expected != expected) return found != found;
   return found == expected || std::fabs(found - expected) <= tolerance * (scale + std::fabs(expected));
 }
 
 template <class T>
-[[noreturn]] void fail(const char* what, Isa isa, const std::vector<T>& row, int64_t column, Exact found, Exact expected) {
+[[noreturn]] void fail(const char* what, Isa isa, const std::vector<T>& row, int64_t column, Exact found,
+                       Exact expected) {
   std::printf("%s: %zu columns of %zu bytes, instruction set %d, column %lld: found %.9Lg, expected %.9Lg\n", what,
               row.size(), sizeof(T), static_cast<int>(isa), static_cast<long long>(column), found, expected);
   std::exit(1);
@@ -91,9 +95,7 @@ void check_stats(Isa isa, const std::vector<T>& row, Accumulator<T> scale) {
   const auto found = row_kernels<T>(isa).stats(row.data(), int64_t(row.size()), scale);
   if (found.largest != largest * scale) fail("largest", isa, row, -1, found.largest, largest * scale);
   const auto expected = expected_stats(row, scale, found.largest);
-  // Rounding x costs half a unit in the last place of x itself, which shows in exp(x).
-  const Exact rounding = std::isfinite(largest) ? std::fabs(largest * scale) * std::numeric_limits<A>::epsilon() : 0;
-  const Exact tolerance = Tolerances<A>::sums + 4 * rounding;
+  const Exact tolerance = Tolerances<A>::sums + 4 * rounding_of<A>(found.largest);
   if (!near(found.sum, expected.sum, tolerance, 0)) fail("sum", isa, row, -1, found.sum, expected.sum);
   if (!near(found.moment, expected.moment, tolerance, expected.sum))
     fail("moment", isa, row, -1, found.moment, expected.moment);
@@ -110,14 +112,13 @@ void check_gradient(Isa isa, const std::vector<T>& row, Accumulator<T> scale, in
   std::vector<T> found = row;
   row_kernels<T>(isa).gradient(found.data(), int64_t(row.size()), scale, terms, target);
   for (size_t c = 0; c < row.size(); ++c) {
-    // x is rounded to A before it is compared with the largest; one unit of it shows in exp.
     const Exact x = Exact(to_float(row[c])) * scale, u = x - terms.base - terms.log_sum, p = std::exp(u);
     const Exact p_log_p = p == 0 ? 0 : p * (u + terms.entropy);
     Exact expected = -scale * (terms.grad_logp * (p - (int64_t(c) == target)) + terms.grad_entropy * p_log_p);
     if (terms.idle()) expected = 0;
-    const Exact ulp = std::isfinite(x) ? std::fabs(x) * std::numeric_limits<A>::epsilon() : 0;
-    const Exact tolerance = (sizeof(T) == 2 ? 0.004L : 0) + Tolerances<A>::gradient + 4 * ulp;
-    const Exact size = scale * (std::fabs(terms.grad_logp) + std::fabs(terms.grad_entropy) * (1 + std::fabs(terms.entropy)));
+    const Exact tolerance = (sizeof(T) == 2 ? 0.004L : 0) + Tolerances<A>::gradient + 4 * rounding_of<A>(x);
+    const Exact entropy_part = std::fabs(terms.grad_entropy) * (1 + std::fabs(terms.entropy));
+    const Exact size = scale * (std::fabs(terms.grad_logp) + entropy_part);
     if (!near(to_float(found[c]), expected, tolerance, size))
       fail("gradient", isa, row, int64_t(c), to_float(found[c]), expected);
   }
@@ -133,11 +134,11 @@ void check_merging(Isa isa, const std::vector<T>& row, Accumulator<T> scale, Ran
   const std::vector<T> left(row.begin(), row.begin() + cut), right(row.begin() + cut, row.end());
   const auto both = merged(merged(empty_partial<A>(), kernels.stats(left.data(), cut, scale)),
                            kernels.stats(right.data(), cols - cut, scale));
-  const Exact rounding = std::isfinite(whole.largest) ? std::fabs(whole.largest) * std::numeric_limits<A>::epsilon() : 0;
-  const Exact tolerance = 2 * Tolerances<A>::sums + 8 * rounding;
+  const Exact tolerance = 2 * Tolerances<A>::sums + 8 * rounding_of<A>(whole.largest);
   if (both.largest != whole.largest) fail("merged largest", isa, row, cut, both.largest, whole.largest);
   if (!near(both.sum, whole.sum, tolerance, 0)) fail("merged sum", isa, row, cut, both.sum, whole.sum);
-  if (!near(both.moment, whole.moment, tolerance, whole.sum)) fail("merged moment", isa, row, cut, both.moment, whole.moment);
+  if (!near(both.moment, whole.moment, tolerance, whole.sum))
+    fail("merged moment", isa, row, cut, both.moment, whole.moment);
 }
 
 template <class T>
@@ -161,7 +162,7 @@ void check_index_maths(Random& random) {
   const int64_t first = ids[2 + random.up_to(5)], cols = random.up_to(1000);
   const Tile tile{1 << 20, cols, (int64_t(1) << 32) + cols, first};
   for (const int64_t id : ids) {
-    const bool inside = id >= first && static_cast<uint64_t>(id) - static_cast<uint64_t>(first) < static_cast<uint64_t>(cols);
+    const bool inside = id >= first && uint64_t(id) - uint64_t(first) < uint64_t(cols);
     const int64_t column = column_of(tile, id);
     if (inside ? column != id - first : column != -1) {
       std::printf("column_of(%lld) from %lld: %lld\n", (long long)id, (long long)first, (long long)column);

@@ -1,0 +1,100 @@
+"""token_logprob against full logits, log-softmax, gather, entropy and autograd: time, and memory in new processes.
+
+    python benchmarks/ops/bench_token_logprob.py            4096 tokens; plain torch takes 5 GB for them
+    python benchmarks/ops/bench_token_logprob.py 1024       fewer tokens, less memory, the same ratios
+
+Forward and backward of both outputs, in the shape of SmolLM2-135M. As in training, ours adds the weight's gradient to a
+float32 buffer that is there anyway. Memory is what the process grows by at its peak (VmHWM, reset right before), with
+the libraries' own buffers, without the gradient of the hidden states that is handed back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from _goals import Goal, alternate, milliseconds, ratio, show
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from mdapo import device
+from mdapo.ops.token_logprob import logprob_and_entropy
+
+TOKENS, HIDDEN, VOCAB = 4096, 576, 49152
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ROUNDS = 5
+
+
+class Inputs:
+    def __init__(self, tokens: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.hidden_RH = torch.randn(tokens, HIDDEN, generator=generator).to(dtype).requires_grad_()
+        self.weight_VH = (torch.randn(VOCAB, HIDDEN, generator=generator) / 20).to(dtype).requires_grad_()
+        self.targets_R = torch.randint(0, VOCAB, (tokens,), generator=generator)
+        self.grads = [torch.randn(tokens, generator=generator), torch.randn(tokens, generator=generator) / 100]
+        self.main_grad_VH = torch.zeros(VOCAB, HIDDEN)
+
+    def ours(self) -> Tensor:
+        outputs = logprob_and_entropy(self.hidden_RH, self.weight_VH, self.targets_R, main_grad_VH=self.main_grad_VH)
+        return self._backward(outputs)
+
+    def unfused(self) -> Tensor:
+        log_p_RV = (self.hidden_RH @ self.weight_VH.t()).float().log_softmax(-1)
+        logp_R = log_p_RV.gather(1, self.targets_R[:, None])[:, 0]
+        entropy_R = -(log_p_RV.exp() * log_p_RV).sum(-1)
+        del log_p_RV
+        return self._backward((logp_R, entropy_R))
+
+    def _backward(self, outputs: tuple[Tensor, Tensor]) -> Tensor:
+        """The log-probs, gradients dropped again."""
+        torch.autograd.backward(outputs, self.grads)
+        self.hidden_RH.grad = self.weight_VH.grad = None
+        return outputs[0].detach()
+
+
+def resident(field: str) -> int:
+    """Bytes of this process by /proc: VmRSS now, VmHWM at its peak since that was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+
+def extra_bytes(tokens: int, dtype: torch.dtype) -> int:
+    """What one forward and backward of ours adds to a process that has only its inputs. Once a process."""
+    inputs = Inputs(tokens, dtype)
+    ctypes.CDLL(None).malloc_trim(0)  # nothing freed before may be used again unseen
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    inputs.ours()
+    return resident("VmHWM") - before - inputs.hidden_RH.nbytes
+
+
+def memory_goal(tokens: int, name: str) -> Goal:
+    command = [sys.executable, "-W", "ignore", __file__, str(tokens), "--memory", name]
+    extra = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    logits = 4 * tokens * VOCAB
+    what = f"{name}: extra memory over float32 logits"
+    return Goal(what, extra / logits, 1 / 16, at_most=True, note=f"{extra / 2**20:.0f} of {logits / 2**20:.0f} MiB")
+
+
+def time_goal(tokens: int, name: str) -> Goal:
+    inputs = Inputs(tokens, DTYPES[name])
+    torch.testing.assert_close(inputs.ours(), inputs.unfused(), rtol=0, atol=1e-3)
+    seconds = alternate({"unfused": inputs.unfused, "ours": inputs.ours}, rounds=ROUNDS, warm_up=1)
+    note = f"unfused {milliseconds(seconds['unfused'])}, ours {milliseconds(seconds['ours'])}"
+    return Goal(f"{name}: faster than unfused", ratio(seconds["unfused"], seconds["ours"]), 1.0, note=note)
+
+
+def measure(tokens: int = TOKENS) -> list[Goal]:
+    device.current().activate()  # as a run does: freed memory is kept
+    return [goal(tokens, name) for name in DTYPES for goal in (memory_goal, time_goal)]
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else TOKENS
+    if "--memory" in sys.argv:
+        print(extra_bytes(count, DTYPES[sys.argv[-1]]))
+    else:
+        sys.exit(show(measure(count), title=f"token_logprob, T {count}, H {HIDDEN}, V {VOCAB}"))
