@@ -185,9 +185,9 @@ def _newer(target: Path, depends: Path) -> bool:
     """The object is newer than all it was made from, as its dependency file lists it."""
     if not (target.exists() and depends.exists()):
         return False
-    names = depends.read_text().replace("\\\n", " ").partition(":")[2].split()
-    made = target.stat().st_mtime_ns
-    return all(Path(name).exists() and Path(name).stat().st_mtime_ns <= made for name in names)
+    names = re.split(r"(?<!\\)\s+", depends.read_text().replace("\\\n", " ").partition(":")[2].strip())
+    paths, made = [Path(name.replace("\\ ", " ")) for name in names], target.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= made for path in paths)
 
 
 def _replace(target: Path, make: Callable[[str], object]) -> None:

@@ -34,18 +34,25 @@ class Goal:
 
 
 def alternate(
-    functions: Mapping[str, Callable[[], Any]], *, rounds: int = 31, warm_up: int = 3
+    functions: Mapping[str, Callable[[], Any]], *, rounds: int = 25, repeat: int = 5
 ) -> dict[str, list[float]]:
-    """Seconds of each call, ``rounds`` of them in turn, so that a drifting machine hits all alike."""
+    """Seconds of each, ``rounds`` of them in turn, so that a drifting machine hits all alike.
+
+    A turn is one call that is not timed, for caches and allocator to know this function and no other, then the fastest
+    of ``repeat`` calls.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(warm_up + rounds):
+    for _ in range(rounds):
         for name, function in functions.items():
-            started = time.perf_counter()
             function()
-            elapsed = time.perf_counter() - started
-            if i >= warm_up:
-                seconds[name].append(elapsed)
+            seconds[name].append(min(timed(function) for _ in range(repeat)))
     return seconds
+
+
+def timed(function: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:

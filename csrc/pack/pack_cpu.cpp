@@ -6,12 +6,13 @@
 namespace mdapo::pack {
 namespace {
 
-constexpr int64_t kGrainBytes = 1 << 18;  // less is not worth another thread
+constexpr int64_t kGrainBytes = 1 << 18;   // less is not worth another thread
+constexpr int64_t kStreamBytes = 4 << 20;  // more does not stay in a core's own cache
 
 std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Piece>& pieces, int64_t tokens) {
   std::vector<Tensor> outputs;
   std::vector<Field> copied;
-  int64_t bytes = 1;
+  int64_t bytes = 0;  // of a token, in all fields
   for (const Tensor& field : fields) {
     outputs.push_back(like(field, tokens));
     const int64_t item = item_bytes(field);
@@ -19,8 +20,8 @@ std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Pi
     copied.push_back({static_cast<const uint8_t*>(field.data_ptr()), static_cast<uint8_t*>(outputs.back().data_ptr()), item});
     bytes += item;
   }
-  torch::stable::parallel_for(0, tokens, std::max<int64_t>(1, kGrainBytes / bytes), [&](int64_t begin, int64_t end) {
-    copy_range(copied, pieces, begin, end);
+  torch::stable::parallel_for(0, tokens, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes)), [&](int64_t begin, int64_t end) {
+    copy_range(copied, pieces, begin, end, bytes * tokens >= kStreamBytes);
   });
   return outputs;
 }

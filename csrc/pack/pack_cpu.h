@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "common/stream.h"
 #include "pack/pack.h"
 
 namespace mdapo::pack {
@@ -14,37 +15,34 @@ struct Field {
   int64_t item;
 };
 
-// Copies `size` bytes while it fetches what will be copied next: rows end long before the hardware sees a stream.
-inline void copy_ahead(uint8_t* to, const uint8_t* from, int64_t size, const uint8_t* next, int64_t next_size) {
-  constexpr int64_t kBlock = 1024, kLine = 64;
-  int64_t done = 0;
-  for (; done + kBlock <= size; done += kBlock) {
-    for (int64_t line = done; line < std::min(done + kBlock, next_size); line += kLine) {
-      __builtin_prefetch(next + line, 0, 2);
-    }
-    std::memcpy(to + done, from + done, kBlock);
-  }
-  std::memcpy(to + done, from + done, static_cast<size_t>(size - done));
-}
-
-// Writes destination tokens [begin, end) of every field, each byte once.
-inline void copy_range(const std::vector<Field>& fields, const std::vector<Piece>& pieces, int64_t begin, int64_t end) {
+// Writes destination tokens [begin, end) of every field, each byte once; `stream`: past the cache.
+inline void copy_range(const std::vector<Field>& fields, const std::vector<Piece>& pieces, int64_t begin, int64_t end,
+                       bool stream) {
   const auto count = static_cast<int64_t>(pieces.size());
   const int64_t first = first_piece(pieces.data(), count, begin);
   for (const Field& field : fields) {
     const int64_t item = field.item;
+    const auto zeros = [&](int64_t from, int64_t to) {
+      uint8_t* at = field.to + from * item;
+      stream ? stream_zeros(at, (to - from) * item) : void(std::memset(at, 0, static_cast<size_t>((to - from) * item)));
+    };
     int64_t at = begin;
     for (int64_t i = first; i < count && pieces[i].to < end; ++i) {
       const Piece& piece = pieces[i];
-      const Piece& next = pieces[std::min(i + 1, count - 1)];
       const int64_t from = std::max(piece.to, begin), to = std::min(piece.to + piece.count, end);
-      if (from > at) std::memset(field.to + at * item, 0, static_cast<size_t>((from - at) * item));
-      copy_ahead(field.to + from * item, field.from + (piece.from + from - piece.to) * item, (to - from) * item,
-                 field.from + next.from * item, next.count * item);
+      if (from > at) zeros(at, from);
+      const uint8_t* source = field.from + (piece.from + from - piece.to) * item;
+      if (stream) {
+        const Piece& next = pieces[std::min(i + 1, count - 1)];
+        stream_copy(field.to + from * item, source, (to - from) * item, field.from + next.from * item, next.count * item);
+      } else {
+        std::memcpy(field.to + from * item, source, static_cast<size_t>((to - from) * item));
+      }
       at = to;
     }
-    if (end > at) std::memset(field.to + at * item, 0, static_cast<size_t>((end - at) * item));
+    if (end > at) zeros(at, end);
   }
+  if (stream) stream_fence();
 }
 
 // Ones in a row of `size` bytes that are 0 or 1: the first, and the end of the last, both 0 where there is none. Returns

@@ -6,25 +6,21 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
+from mdapo.data.shares import Share, pack_shares, rows_of
 from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches
-from mdapo.ops.pack import Segments, pack, segments
-from mdapo.types import MicroBatch, Sample
+from mdapo.types import Sample
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
     from mdapo.types import Episode, Group
-
-FILLER_TOKENS = 2  # a sequence needs one token to read and one to score
 
 
 def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -87,126 +83,38 @@ def mini_batch_groups(cfg: Config) -> int:
 
 def plan_shares(
     samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int = 1, micro_multiple: int = 1
-) -> list[list[list[MicroBatch]]]:
-    """``[dp rank][mini-batch][micro-batch]``: equal numbers of micro-batches on all ranks in every mini-batch.
+) -> list[Share]:
+    """A share for each data-parallel rank: equal numbers of micro-batches on all ranks in every mini-batch.
 
     Samples without weight are left out, and so is a mini-batch that has no others. ``token_multiple`` rounds each
     micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number (virtual pipelines). A micro-batch
     never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a longer sample
     unless ``actor.over_cap`` is ``alone``.
     """
-    shares: list[list[list[MicroBatch]]] = [[] for _ in range(dp)]
-    by_mini: dict[int, list[Sample]] = {}
-    for sample in samples:
-        if sample.loss_weights.any():
-            by_mini.setdefault(sample.group // mini_batch_groups(cfg), []).append(trim(sample))
-    for mini in sorted(by_mini):
-        members = by_mini[mini]
-        plan = _plan(members, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=micro_multiple)
-        packed = iter(
-            pack_micro_batches(
-                members,
-                [chosen for rank in plan.ranks for chosen in rank],
-                token_multiple=token_multiple,
-                remove_padding=cfg.actor.use_remove_padding,
-            )
+    rows = rows_of(samples)
+    trains = np.flatnonzero(rows.trains_N)
+    mini_of = np.array([sample.group for sample in samples], np.int64)[trains] // mini_batch_groups(cfg)
+    by_rank: list[list[list[list[int]]]] = [[] for _ in range(dp)]
+    for mini in np.unique(mini_of):
+        members = trains[mini_of == mini].tolist()
+        plan = _plan(
+            rows.lengths_N[members],
+            [samples[i].uid for i in members],
+            cfg,
+            dp=dp,
+            token_multiple=token_multiple,
+            micro_multiple=micro_multiple,
         )
-        for rank, micro_batches in enumerate(plan.ranks):
-            shares[rank].append([next(packed) for _ in micro_batches])
-    return shares
+        for rank, micro in zip(by_rank, plan.ranks, strict=True):
+            rank.append([[members[i] for i in chosen] for chosen in micro])
+    return pack_shares(rows, by_rank, token_multiple=token_multiple, remove_padding=cfg.actor.use_remove_padding)
 
 
-def trim(sample: Sample) -> Sample:
-    """The sample up to its last token of the policy; what follows is never predicted and predicts nothing scored."""
-    end = int(np.flatnonzero(sample.response_mask)[-1]) + 1
-    if end == len(sample.ids):
-        return sample
-    return Sample(
-        uid=sample.uid,
-        group=sample.group,
-        ids=sample.ids[:end],
-        response_mask=sample.response_mask[:end],
-        rollout_logps=sample.rollout_logps[:end],
-        versions=sample.versions[:end],
-        advantages=sample.advantages[:end],
-        loss_weights=sample.loss_weights[:end],
-    )
-
-
-def pack_micro_batches(
-    samples: Sequence[Sample],
-    groups: Sequence[Sequence[int]],
-    *,
-    token_multiple: int = 1,
-    remove_padding: bool = True,
-) -> list[MicroBatch]:
-    """A micro-batch of each group of indices into ``samples``, all packed at once: their tensors are views.
-
-    An empty group makes a filler: a sequence of zeros whose one scored token has weight 0. A token at position p of its
-    sequence is scored at p - 1. With ``remove_padding`` off each row is padded to its group's longest, rounded up (the
-    result is still in packed form, for one code path; padding comes after all scored tokens and is never scored).
-    """
-    filler = len(samples)
-    groups = [group if len(group) else (filler,) for group in groups]
-    rows = {
-        "ids": [*(s.ids for s in samples), np.zeros(FILLER_TOKENS, np.int32)],
-        "mask": [*(s.response_mask for s in samples), np.arange(FILLER_TOKENS) == FILLER_TOKENS - 1],
-        **{
-            name: [*(getattr(s, name) for s in samples), np.zeros(FILLER_TOKENS, np.float32)]
-            for name in ("advantages", "loss_weights", "rollout_logps")
-        },
-    }
-    lengths_N = np.array([len(ids) for ids in rows["ids"]], np.int64)
-    spans_N = None
-    if not remove_padding:
-        spans_N = lengths_N.copy()
-        for group in groups:
-            spans_N[list(group)] = _round_up(int(lengths_N[list(group)].max()), token_multiple)
-    layout = segments(lengths_N, groups=groups, multiple=token_multiple, spans_N=spans_N)
-    packed = pack(rows, layout)
-    packed["ids"] = packed["ids"].long()
-    return _cut(packed, layout)
-
-
-def _cut(packed: Mapping[str, torch.Tensor], layout: Segments) -> list[MicroBatch]:
-    """The groups of a packed buffer, each with its scored tokens."""
-    positions_T = layout.positions_on("cpu")
-    scored_K = packed["mask"].nonzero()[:, 0]
-    assert positions_T[scored_K].all(), "a scored token needs one before it"
-    cu_M1 = layout.cu_seqlens_M1
-    first_G1 = np.array(layout.bounds)
-    token_G1 = cu_M1[first_G1]
-    scored_G1 = np.searchsorted(scored_K.numpy(), token_G1)
-    counts_G = np.diff(scored_G1)
-    assert counts_G.all(), "a micro-batch without a scored token"
-    of_group = {
-        "ids_T": packed["ids"].split(np.diff(token_G1).tolist()),
-        "positions_T": positions_T.split(np.diff(token_G1).tolist()),
-    }
-    segment_K = np.searchsorted(cu_M1, scored_K.numpy(), side="right") - 1 - np.repeat(first_G1[:-1], counts_G)
-    of_scored = {
-        "loss_index_R": scored_K - 1 - torch.from_numpy(np.repeat(token_G1[:-1], counts_G)),
-        "targets_R": packed["ids"][scored_K],
-        "segment_R": torch.from_numpy(segment_K),
-        "advantages_R": packed["advantages"][scored_K].float(),
-        "loss_weights_R": packed["loss_weights"][scored_K].float(),
-        "rollout_logps_R": packed["rollout_logps"][scored_K].float(),
-    }
-    of_group |= {name: values.split(counts_G.tolist()) for name, values in of_scored.items()}
-    bounds, cu = layout.bounds, cu_M1.tolist()
-    return [
-        MicroBatch(
-            cu_seqlens=tuple(c - cu[first] for c in cu[first : last + 1]),
-            **{name: parts[g] for name, parts in of_group.items()},
-        )
-        for g, (first, last) in enumerate(pairwise(bounds))
-    ]
-
-
-def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int) -> Plan:
-    lengths = [len(s.ids) for s in samples]
+def _plan(
+    lengths: np.ndarray, names: Sequence[str], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int
+) -> Plan:
     if not cfg.actor.use_remove_padding:
-        lengths = [_round_up(length, token_multiple) for length in lengths]
+        lengths = -(-lengths // token_multiple) * token_multiple
     if not cfg.actor.use_dynamic_bsz:
         return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
     return plan_micro_batches(
@@ -216,7 +124,7 @@ def _plan(samples: Sequence[Sample], cfg: Config, *, dp: int, token_multiple: in
         multiple=micro_multiple,
         padded=not cfg.actor.use_remove_padding,
         over_cap=cfg.actor.over_cap,
-        names=[s.uid for s in samples],
+        names=names,
     )
 
 
@@ -244,10 +152,6 @@ def _penalty(episode: Episode, cfg: Config) -> float:
         buffer_len=buffer.len,
         factor=buffer.penalty_factor,
     )
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _mean(values: np.ndarray) -> float:

@@ -1,8 +1,8 @@
-"""Micro-batches and groups as bytes: safetensors, no pickle. For scatter, replay, carried groups and checkpoints.
+"""Shares and groups as bytes: safetensors, no pickle. For scatter, replay, carried groups and checkpoints.
 
-A share's tensors are named ``mini.micro.field``. Groups are a few long arrays (all turns of all episodes end to end)
-and one JSON text with everything else; the text travels as a byte tensor, for a safetensors header is limited in
-size.
+A share is its packed fields and where segments and micro-batches begin. Groups are a few long arrays (all turns of all
+episodes end to end) and one JSON text with everything else; the text travels as a byte tensor, for a safetensors header
+is limited in size.
 """
 
 from __future__ import annotations
@@ -14,52 +14,48 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
+from mdapo.data.shares import FIELDS, Share
 from mdapo.errors import UserError
-from mdapo.types import Episode, Group, Message, MicroBatch, Prompt, Score, Turn
+from mdapo.types import Episode, Group, Message, Prompt, Score, Turn
 
-SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-1", "mdapo-groups-1"
-TENSORS = (
-    "ids_T",
-    "positions_T",
-    "loss_index_R",
-    "targets_R",
-    "segment_R",
-    "advantages_R",
-    "loss_weights_R",
-    "rollout_logps_R",
-)
-OPTIONAL_TENSORS = ("old_logps_R", "ref_logps_R")
+SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-2", "mdapo-groups-1"
+# numpy's types and safetensors' names; numpy's own names are slow to come by.
+TYPES = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.float32): "F32", np.dtype(np.bool_): "BOOL"}
 # What reading bytes that are not ours can raise: all of it means the same to a user.
 MALFORMED = (SafetensorError, ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
-def dump_share(share: Sequence[Sequence[MicroBatch]]) -> bytes:
-    """One rank's mini-batches of micro-batches, as bytes."""
-    tensors = {"layout": _json_tensor({"format": SHARE_FORMAT, "micro_batches": [len(mini) for mini in share]})}
-    for m, mini in enumerate(share):
-        for b, batch in enumerate(mini):
-            fields = {name: getattr(batch, name) for name in (*TENSORS, *OPTIONAL_TENSORS)}
-            tensors |= {f"{m}.{b}.{name}": t.cpu().contiguous() for name, t in fields.items() if t is not None}
-            tensors[f"{m}.{b}.cu_seqlens"] = torch.tensor(batch.cu_seqlens, dtype=torch.int64)
-    return save_tensors(tensors)
+def dump_share(share: Share) -> bytes:
+    """One rank's share, as bytes. Written here: a step has one for every rank, and this copies each byte once."""
+    arrays = {"cu_seqlens": share.cu_seqlens_M1, "bounds": share.bounds_G1, **share.fields}
+    layout = json.dumps({"format": SHARE_FORMAT, "micro_batches": share.micro_batches})
+    header: dict[str, Any] = {"__metadata__": {"layout": layout}}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        header[name] = {"dtype": TYPES[array.dtype], "shape": array.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data begins aligned
+    return b"".join([len(text).to_bytes(8, "little"), text, *(array.data for array in arrays.values())])
 
 
-def load_share(data: bytes) -> list[list[MicroBatch]]:
+def load_share(data: bytes) -> Share:
     """The share again, on the CPU. ``UserError`` when the bytes are not one."""
     try:
-        tensors = load_tensors(data)
-        layout = _from_json(tensors["layout"].numpy(), SHARE_FORMAT)
-        return [
-            [_micro_batch(tensors, f"{m}.{b}.") for b in range(count)]
-            for m, count in enumerate(layout["micro_batches"])
-        ]
+        arrays = load_arrays(data)
+        layout = _from_json(_metadata(data)["layout"].encode(), SHARE_FORMAT)
+        share = Share(
+            {name: _typed(arrays[name], dtype) for name, dtype in FIELDS.items()},
+            _typed(arrays["cu_seqlens"], np.int64),
+            _typed(arrays["bounds"], np.int64),
+            tuple(layout["micro_batches"]),
+        )
+        _check(share)
+        return share
     except MALFORMED as error:
         raise UserError(f"not a share of micro-batches: {_reason(error)}") from error
 
@@ -74,7 +70,7 @@ def dump_groups(groups: Sequence[Group]) -> bytes:
     header = {"format": GROUPS_FORMAT, "groups": [_group_header(group) for group in groups]}
     return save_arrays(
         {
-            "header": _json_tensor(header).numpy(),
+            "header": _json_array(header),
             "prompt_ids": _joined(prompts, np.int32),
             "turn_ids": _joined([t.ids for t in turns], np.int32),
             "turn_mask": _joined([t.mask for t in turns], np.bool_),
@@ -89,7 +85,7 @@ def load_groups(data: bytes, *, source: str = "groups") -> list[Group]:
     """
     try:
         arrays = load_arrays(data)
-        header = _from_json(arrays["header"], GROUPS_FORMAT)
+        header = _from_json(arrays["header"].tobytes(), GROUPS_FORMAT)
         prompt_ids = _Reader(arrays["prompt_ids"])
         turns = [_Reader(arrays[name]) for name in ("turn_ids", "turn_mask", "turn_logps")]
         groups = [_group(entry, prompt_ids, turns) for entry in header["groups"]]
@@ -120,13 +116,25 @@ def load_groups_file(path: Path) -> list[Group]:
     return load_groups(data, source=str(path))
 
 
-def _micro_batch(tensors: dict[str, torch.Tensor], prefix: str) -> MicroBatch:
-    fields: dict[str, Any] = {name: tensors[prefix + name] for name in TENSORS}
-    optional: dict[str, Any] = {name: tensors.get(prefix + name) for name in OPTIONAL_TENSORS}
-    cu_seqlens = tuple(tensors[prefix + "cu_seqlens"].tolist())
-    if cu_seqlens[-1] != len(fields["ids_T"]):
-        raise ValueError(f"{prefix}cu_seqlens ends at {cu_seqlens[-1]}, ids_T at {len(fields['ids_T'])}")
-    return MicroBatch(**fields, **optional, cu_seqlens=cu_seqlens)
+def _check(share: Share) -> None:
+    """ValueError unless segments and micro-batches follow one another up to the last token."""
+    cu, bounds, tokens = share.cu_seqlens_M1, share.bounds_G1, {len(field) for field in share.fields.values()}
+    for name, edges, end in (("cu_seqlens", cu, tokens.pop()), ("bounds", bounds, len(cu) - 1)):
+        if tokens or edges[0] != 0 or edges[-1] != end or (np.diff(edges) < 0).any():
+            raise ValueError(f"{name} does not lead from 0 to {end}")
+    if sum(share.micro_batches) != len(bounds) - 1 or min(share.micro_batches, default=0) < 0:
+        raise ValueError(f"{share.micro_batches} micro-batches, {len(bounds) - 1} bounds")
+
+
+def _typed(array: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
+    if array.dtype != dtype or array.ndim != 1:
+        raise ValueError(f"an array of {array.dtype} {array.shape} where {np.dtype(dtype)} [...] belongs")
+    return array
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size])["__metadata__"]
 
 
 def _group_header(group: Group) -> dict[str, Any]:
@@ -210,13 +218,13 @@ def _joined(parts: Sequence[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
 
 
-def _json_tensor(value: object) -> torch.Tensor:
+def _json_array(value: object) -> np.ndarray:
     # Escaped to ASCII: half a character (a lone surrogate) comes back as it was.
-    return torch.frombuffer(bytearray(json.dumps(value, ensure_ascii=True), "ascii"), dtype=torch.uint8)
+    return np.frombuffer(json.dumps(value, ensure_ascii=True).encode("ascii"), np.uint8)
 
 
-def _from_json(data: np.ndarray, expected: str) -> dict[str, Any]:
-    value = json.loads(data.tobytes())
+def _from_json(data: bytes, expected: str) -> dict[str, Any]:
+    value = json.loads(data)
     if value["format"] != expected:
         raise ValueError(f"format {value['format']!r}, expected {expected!r}")
     return value

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,9 @@ def segments(
 
     Args:
         lengths_N: tokens of each row; 0 is allowed, and gives a segment of no tokens.
-        starts_N: each row's first token in the flat rows; default end to end.
-        shape: leading shape of the unpacked fields, its product their tokens; default (sum of lengths,).
+        starts_N: each row's first token in the flat rows; default where rows of ``shape`` begin.
+        shape: leading shape of the unpacked fields, its product their tokens: (B, S) of rows that are padded behind, or
+            (P,) of rows end to end, the default.
         groups: row indices of each group, in the order wanted; default one group of all rows. A row may be in none.
         align: every segment's tokens are a multiple of this (2 * cp * tp for context and sequence parallelism).
         multiple: a group's tokens are too, by a last dummy segment, never an empty one.
@@ -97,17 +99,17 @@ def segments(
         cp, cp_rank: context-parallel ranks, and which of them the buffer is for; ``align`` is a multiple of 2 * cp.
 
     Raises:
-        ValueError: no rows, a negative length, a row longer than its span, segments that cp cannot cut.
+        ValueError: no rows, a negative length, a row longer than S or than its span, segments that cp cannot cut.
     """
     lengths = np.asarray(lengths_N, np.int64)
-    starts = lengths.cumsum() - lengths if starts_N is None else np.asarray(starts_N, np.int64)
+    starts = _starts(lengths, shape) if starts_N is None else np.asarray(starts_N, np.int64)
     spans = -(-lengths // max(align, 1)) * align if spans_N is None else np.asarray(spans_N, np.int64)
     _check_request(lengths, spans, align=align, multiple=multiple, cp=cp, cp_rank=cp_rank)
     size = (int(lengths.sum()),) if shape is None else shape
     counts, edges = lengths, np.array([0, len(lengths)])
     if groups is not None:
         edges = np.append(0, np.fromiter(map(len, groups), np.int64, len(groups)).cumsum())
-        order = np.fromiter((row for group in groups for row in group), np.int64, int(edges[-1]))
+        order = np.fromiter(chain.from_iterable(groups), np.int64, int(edges[-1]))
         starts, counts, spans = starts[order], counts[order], spans[order]
     ends = np.append(0, spans.cumsum())[edges]
     fill = -(ends[1:] - ends[:-1]) % math.lcm(multiple, align)
@@ -171,6 +173,14 @@ def _flat(name: str, field: Tensor | Rows, layout: Segments) -> Tensor:
     if isinstance(field[0], np.ndarray):
         return torch.from_numpy(np.concatenate(field))
     return torch.cat(list(field))
+
+
+def _starts(lengths: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
+    if shape is None or len(shape) == 1:
+        return lengths.cumsum() - lengths
+    if len(lengths) != shape[0] or lengths.max(initial=0) > shape[1]:
+        raise ValueError(f"{len(lengths)} rows of up to {lengths.max(initial=0)} tokens are not of shape {shape}")
+    return np.arange(shape[0]) * shape[1]
 
 
 def _check_request(lengths: np.ndarray, spans: np.ndarray, *, align: int, multiple: int, cp: int, cp_rank: int) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.data.batching import plan_shares
+from mdapo.data.shares import micro_batches
 from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
 from mdapo.megatron import layout as ranks
@@ -160,7 +161,7 @@ class Trainer:
             planned = plan_shares(samples, self.config, dp=layout.dp, token_multiple=layout.token_multiple)
             return [dump_share(share) for share in planned]
 
-        return load_share(ranks.scatter_shares(self.share_errors(plan)))
+        return micro_batches(load_share(ranks.scatter_shares(self.share_errors(plan))))
 
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.

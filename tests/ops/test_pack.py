@@ -295,6 +295,14 @@ def test_masks_may_be_padded_on_both_sides_and_of_any_integers(backend: Backend,
     assert layout.lengths_N.tolist() == [2, 4, 1, 0]
 
 
+def test_rows_padded_behind_need_only_their_lengths(backend: Backend) -> None:
+    mask = torch.arange(5) < torch.tensor([3, 0, 5])[:, None]
+    by_mask, by_lengths = segments_of_mask(mask.to(backend.device)), segments([3, 0, 5], shape=(3, 5))
+    field = values((3, 5), torch.int32, backend.device)
+    same(pack({"x": field}, by_lengths)["x"], pack({"x": field}, by_mask)["x"])
+    same(unpack(pack({"x": field}, by_lengths), by_lengths)["x"], torch.where(mask, field.cpu(), 0).int())
+
+
 @FAST
 @given(rows=st.lists(st.lists(st.booleans(), min_size=50, max_size=50), min_size=1, max_size=5))
 def test_spans_of_any_mask(backend: Backend, rows: list[list[bool]]) -> None:
@@ -372,6 +380,8 @@ def test_runs_that_overlap_cannot_be_unpacked(backend: Backend) -> None:
     ("multiples of 4", {"lengths_N": [4], "align": 4, "spans_N": [6], "cp": 2}),
     ("cp_rank 2 is one of cp 2", {"lengths_N": [4], "align": 4, "cp": 2, "cp_rank": 2}),
     ("at least 1", {"lengths_N": [4], "align": 0}),
+    ("2 rows of up to 4 tokens", {"lengths_N": [4, 1], "shape": (2, 3)}),
+    ("1 rows of up to 4 tokens", {"lengths_N": [4], "shape": (2, 4)}),
 ])  # fmt: skip
 def test_requests_that_cannot_be_met_are_named(message: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):

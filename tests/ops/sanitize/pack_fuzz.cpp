@@ -57,7 +57,7 @@ Layout random_layout(Random& random) {
   std::iota(order.begin(), order.end(), int64_t{0});
   for (int64_t i = n - 1; i > 0; --i) std::swap(order[i], order[random.to(0, i)]);
   for (int64_t i = 0; i < n; ++i) {  // rows in order of i
-    const int64_t length = random.chance(15) ? 0 : random.to(0, 60);
+    const int64_t length = random.chance(15) ? 0 : random.to(0, random.chance(10) ? 400 : 60);
     layout.rows += random.chance(50) ? 0 : random.to(0, 20);
     layout.columns[i] = layout.rows;
     layout.columns[n + i] = length;
@@ -98,7 +98,7 @@ std::vector<int64_t> by_loop(const Layout& layout) {
 void copy_in_cuts(Random& random, const std::vector<Field>& fields, const std::vector<Piece>& pieces, int64_t tokens) {
   for (int64_t at = 0; at < tokens;) {
     const int64_t end = random.chance(50) ? tokens : random.to(at + 1, tokens);
-    copy_range(fields, pieces, at, end);
+    copy_range(fields, pieces, at, end, random.chance(50));
     at = end;
   }
 }
@@ -151,13 +151,13 @@ void one_bad_layout(Random& random) {
     const auto pieces = to_packed(layout.runs(), layout.shard, layout.rows, layout.total);
     const int64_t local = layout.total / layout.shard.cp;
     const Bytes rows = random.bytes(layout.rows), packed = random.bytes(local);
-    copy_range({{rows.get(), packed.get(), 1}}, pieces, 0, local);
+    copy_range({{rows.get(), packed.get(), 1}}, pieces, 0, local, false);
   } catch (const std::invalid_argument&) {
   }
   try {
     const auto pieces = to_rows(layout.runs(), layout.shard, layout.rows, layout.total);
     const Bytes rows = random.bytes(layout.rows), packed = random.bytes(layout.total / layout.shard.cp);
-    copy_range({{packed.get(), rows.get(), 1}}, pieces, 0, layout.rows);
+    copy_range({{packed.get(), rows.get(), 1}}, pieces, 0, layout.rows, true);
   } catch (const std::invalid_argument&) {
   }
 }

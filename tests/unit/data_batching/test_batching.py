@@ -11,7 +11,8 @@ import torch
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.config.schema import Actor, Algorithm, Config, Data, Model, OverlongBuffer, RewardCfg, Rollout
-from mdapo.data.batching import make_samples, pack_micro_batches, plan_shares, trim
+from mdapo.data.batching import make_samples, plan_shares
+from mdapo.data.shares import Cut, micro_batches, pack_shares, rows_of
 from mdapo.errors import UserError
 from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, Score, Turn
 
@@ -70,6 +71,15 @@ def mixed_groups() -> list[Group]:
     ]
 
 
+def planned(samples: list[Sample], cfg: Config, **cut: int) -> list[list[list[MicroBatch]]]:
+    """[rank][mini-batch][micro-batch], as the ranks unfold their shares."""
+    return [micro_batches(share) for share in plan_shares(samples, cfg, **cut)]
+
+
+def packed(samples: list[Sample], cut: Cut, **options: Any) -> list[list[list[MicroBatch]]]:
+    return [micro_batches(share) for share in pack_shares(rows_of(samples), cut, **options)]
+
+
 # What carries loss.
 
 
@@ -108,7 +118,7 @@ def test_episodes_without_loss_change_nothing_for_the_others(kind: str) -> None:
     assert (joined[3].advantages == 0).all()
     counter = {"invalid": "masked_invalid", "truncated": "masked_truncated", "silent": "without_model_tokens"}[kind]
     assert stats[f"batch/{counter}"] == 1
-    shares = plan_shares(joined, cfg, dp=1)
+    shares = planned(joined, cfg, dp=1)
     assert sum(int((b.loss_weights_R == 0).sum()) for mini in shares[0] for b in mini) == 0
 
 
@@ -148,16 +158,15 @@ def test_tokens_after_the_last_of_the_policy_are_dropped() -> None:
     rng, prompt = np.random.default_rng(0), Prompt("p", 0, ())
     source = episode(prompt, 0, 1.0, turn(rng, 4), turn(rng, 3, agent=False), turn(rng, 2), turn(rng, 9, agent=False))
     [sample], _ = make_samples([Group(prompt, (source,), 0)], config())
-    trimmed = trim(sample)
     assert len(sample.ids) == 21
-    assert len(trimmed.ids) == 12
-    assert trimmed.response_mask.sum() == 6
-    assert trim(trimmed) is trimmed
+    [[[batch]]] = planned([sample], config(), dp=1)
+    assert batch.ids_T.tolist() == sample.ids[:12].tolist()
+    assert len(batch.targets_R) == 6
 
 
 def test_a_scored_token_is_predicted_from_the_one_before_it() -> None:
     samples, _ = make_samples(mixed_groups(), config())
-    [batch] = pack_micro_batches(samples, [[0, 1, 2]], token_multiple=8)
+    [[[batch]]] = packed(samples, [[[[0, 1, 2]]]], token_multiple=8)
     assert batch.num_tokens % 8 == 0
     assert batch.num_tokens == len(batch.ids_T) == len(batch.positions_T)
     expected = np.concatenate([s.ids[s.response_mask] for s in samples[:3]])
@@ -175,7 +184,7 @@ def test_a_scored_token_is_predicted_from_the_one_before_it() -> None:
 def test_padded_rows_are_of_one_length_that_the_token_multiple_divides() -> None:
     """No odd segment behind the rows: a layer that wants [batch, sequence] gets rows only."""
     samples, _ = make_samples(mixed_groups(), config())
-    [batch] = pack_micro_batches(samples, [[0, 1, 2]], token_multiple=4, remove_padding=False)
+    [[[batch]]] = packed(samples, [[[[0, 1, 2]]]], token_multiple=4, remove_padding=False)
     assert batch.cu_seqlens == (0, 20, 40, 60)
     assert max(len(s.ids) for s in samples[:3]) == 17
     assert torch.equal(batch.ids_T[batch.loss_index_R + 1], batch.targets_R)
@@ -183,7 +192,7 @@ def test_padded_rows_are_of_one_length_that_the_token_multiple_divides() -> None
 
 def test_a_filler_has_one_scored_token_without_weight() -> None:
     """Case 10."""
-    [batch] = pack_micro_batches([], [[]], token_multiple=4)
+    [[[batch]]] = packed([], [[[[]]]], token_multiple=4)
     assert batch.num_tokens == 4
     assert len(batch.targets_R) == 1
     assert (batch.loss_weights_R == 0).all()
@@ -196,7 +205,7 @@ def test_every_micro_batch_keeps_the_cap_and_ranks_keep_step(dp: int, token_mult
     """Cases 9 and 11, padding included."""
     cfg = config(actor={"ppo_max_token_len": 33, "use_remove_padding": not padded})
     samples, _ = make_samples(mixed_groups(), cfg)
-    shares = plan_shares(samples, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=2)
+    shares = planned(samples, cfg, dp=dp, token_multiple=token_multiple, micro_multiple=2)
     sizes = lengths_of(shares)
     assert {len(rank[0]) for rank in sizes} == {len(sizes[0][0])}
     assert len(sizes[0][0]) % 2 == 0
@@ -212,23 +221,23 @@ def test_rounding_up_to_the_token_multiple_stays_within_the_cap() -> None:
     pair = Group(prompt, tuple(episode(prompt, i, float(i), turn(rng, 13 + i)) for i in range(2)), 0)
     cfg = config(actor={"ppo_max_token_len": 33})
     samples, _ = make_samples([pair], cfg)
-    assert lengths_of(plan_shares(samples, cfg, dp=1)) == [[[33]]]
-    assert sorted(lengths_of(plan_shares(samples, cfg, dp=1, token_multiple=4))[0][0]) == [16, 20]
+    assert lengths_of(planned(samples, cfg, dp=1)) == [[[33]]]
+    assert sorted(lengths_of(planned(samples, cfg, dp=1, token_multiple=4))[0][0]) == [16, 20]
 
 
 def test_a_sample_over_the_cap_is_a_user_error_with_its_name() -> None:
     """Case 13: 28 tokens, cap 27; 28 passes."""
     samples, _ = make_samples(mixed_groups(), config())
     with pytest.raises(UserError, match=r"a/3 has 28 tokens"):
-        plan_shares(samples, config(actor={"ppo_max_token_len": 27}), dp=1)
-    plan_shares(samples, config(actor={"ppo_max_token_len": 28}), dp=1)
-    plan_shares(samples, config(actor={"ppo_max_token_len": 27, "over_cap": "alone"}), dp=1)
+        planned(samples, config(actor={"ppo_max_token_len": 27}), dp=1)
+    planned(samples, config(actor={"ppo_max_token_len": 28}), dp=1)
+    planned(samples, config(actor={"ppo_max_token_len": 27, "over_cap": "alone"}), dp=1)
 
 
 def test_mini_batches_are_cut_by_groups_and_normalised_each() -> None:
     cfg = config(actor={"ppo_mini_batch_size": 2})
     samples, _ = make_samples(mixed_groups(), cfg)
-    shares = plan_shares(samples, cfg, dp=2)
+    shares = planned(samples, cfg, dp=2)
     assert [len(rank) for rank in shares] == [2, 2]
     for mini in range(2):
         total = sum(float(b.loss_weights_R.sum()) for rank in shares for b in rank[mini])
@@ -240,14 +249,14 @@ def test_a_mini_batch_without_loss_is_no_optimizer_step() -> None:
     dead = Group(prompt, (episode(prompt, 0, 1.0, turn(rng, 4), valid=False),), 0)
     cfg = config(actor={"ppo_mini_batch_size": 1})
     samples, _ = make_samples([dead, group("a", [0, 1], [3, 3])], cfg)
-    assert [len(rank) for rank in plan_shares(samples, cfg, dp=2)] == [1, 1]
-    assert plan_shares(samples[:1], cfg, dp=2) == [[], []]
+    assert [len(rank) for rank in planned(samples, cfg, dp=2)] == [1, 1]
+    assert planned(samples[:1], cfg, dp=2) == [[], []]
 
 
 def test_fixed_micro_batches_hold_so_many_samples() -> None:
     cfg = config(actor={"use_dynamic_bsz": False, "ppo_micro_batch_size": 2, "ppo_max_token_len": 1})
     samples, _ = make_samples(mixed_groups(), cfg)
-    shares = plan_shares(samples, cfg, dp=2)
+    shares = planned(samples, cfg, dp=2)
     counts = [[len(b.segment_R.unique()) for b in mini] for rank in shares for mini in rank]
     assert [len(c) for c in counts] == [3, 3]
     assert max(n for c in counts for n in c) <= 2
@@ -307,7 +316,7 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(policy_loss: str, mode: str)
         actor = {"ppo_max_token_len": cut["cap"], "use_remove_padding": not cut.get("padded", False)}
         cfg = config(algorithm=keys, actor=actor, rollout=Rollout(max_response_len=32))
         samples, _ = make_samples(mixed_groups(), cfg)
-        shares = plan_shares(
+        shares = planned(
             samples,
             cfg,
             dp=cut["dp"],
@@ -341,7 +350,7 @@ def test_two_bad_tokens_among_ten_cost_a_fifth_in_every_cut(dp: int, cap: int) -
         )
 
     cfg = config(actor={"ppo_max_token_len": cap})
-    shares = plan_shares([sample("A", 2, -1.0), sample("B", 8, 0.0)], cfg, dp=dp)
+    shares = planned([sample("A", 2, -1.0), sample("B", 8, 0.0)], cfg, dp=dp)
     total, loss_fn = 0.0, make_loss_fn(cfg)
     for rank in shares:
         for batch in rank[0]:

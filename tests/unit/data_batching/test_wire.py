@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load as load_arrays
 
+from mdapo.data.shares import Share, micro_batches, pack_shares, rows_of
 from mdapo.data.wire import dump_groups, dump_share, load_groups, load_groups_file, load_share, save_groups_file
 from mdapo.errors import UserError
-from mdapo.types import Episode, Group, Message, MicroBatch, Prompt, Score, Turn
+from mdapo.types import Episode, Group, Message, Prompt, Sample, Score, Turn
 
 TEXT = "Grüße 你好 🙂 \x00\n\u2028 \ud83d"  # the last is half a character, as a cut-off generation leaves it
 HALF_EXACT = 0.1 + 0.2
@@ -102,46 +102,62 @@ def test_any_text_score_and_json_data_survive(text: str, value: float, data: obj
     assert_same_groups(groups, load_groups(dump_groups(groups)))
 
 
-def a_micro_batch(seed: int, **fields: Any) -> MicroBatch:
-    generator = torch.Generator().manual_seed(seed)
-    r = 3 + seed
-    base: dict[str, Any] = {
-        "ids_T": torch.randint(0, 99, (8,), generator=generator),
-        "positions_T": torch.arange(8),
-        "cu_seqlens": (0, 3, 8),
-        "loss_index_R": torch.arange(r),
-        "targets_R": torch.randint(0, 99, (r,), generator=generator),
-        "segment_R": torch.zeros(r, dtype=torch.int64),
-        "advantages_R": torch.randn(r, generator=generator),
-        "loss_weights_R": torch.rand(r, generator=generator),
-        "rollout_logps_R": torch.full((r,), float("nan")),
-    }
-    return MicroBatch(**{**base, **fields})
+def a_share(*lengths: int) -> Share:
+    """Two mini-batches: the first with a micro-batch of every row but the last, the second with that."""
+    rng = np.random.default_rng(sum(lengths))
+    samples = [
+        Sample(
+            uid=str(i),
+            group=i,
+            ids=rng.integers(1, 99, n).astype(np.int32),
+            response_mask=np.arange(n) > 0,
+            rollout_logps=np.full(n, np.nan, np.float32),
+            versions=np.zeros(n, np.int32),
+            advantages=rng.normal(size=n).astype(np.float32),
+            loss_weights=np.ones(n, np.float32),
+        )
+        for i, n in enumerate(lengths)
+    ]
+    last = len(lengths) - 1
+    [share] = pack_shares(rows_of(samples), [[[range(last), []], [[last]]]], token_multiple=4)
+    return share
 
 
 def test_shares_come_back_equal_in_every_bit() -> None:
-    share = [
-        [a_micro_batch(0), a_micro_batch(1, old_logps_R=torch.ones(4))],
-        [a_micro_batch(2, ref_logps_R=torch.zeros(5))],
-    ]
+    share = a_share(5, 3, 9, 2)
     back = load_share(dump_share(share))
-    assert [len(mini) for mini in back] == [2, 1]
-    for a, b in zip(chain(*share), chain(*back), strict=True):
-        assert a.cu_seqlens == b.cu_seqlens
-        for name, value in vars(a).items():
-            other = getattr(b, name)
-            if isinstance(value, torch.Tensor):
-                assert (value.dtype, value.shape) == (other.dtype, other.shape)
-                assert torch.equal(value.nan_to_num(9.0), other.nan_to_num(9.0))
-            else:
-                assert value == other
-    assert load_share(dump_share([])) == []
-    assert load_share(dump_share([[]])) == [[]]
+    assert back.micro_batches == share.micro_batches == (2, 1)
+    assert_same_array(back.cu_seqlens_M1, share.cu_seqlens_M1)
+    assert_same_array(back.bounds_G1, share.bounds_G1)
+    assert back.fields.keys() == share.fields.keys()
+    for name, field in share.fields.items():
+        assert_same_array(back.fields[name], field)
+
+
+def test_a_share_is_plain_safetensors() -> None:
+    share = a_share(5, 3)
+    assert set(load_arrays(dump_share(share))) == {"cu_seqlens", "bounds", *share.fields}
+
+
+@pytest.mark.parametrize("plan", [[[]], [[[]]]])
+def test_a_rank_may_have_nothing(plan: Any) -> None:
+    [share] = pack_shares(rows_of([]), plan)
+    back = load_share(dump_share(share))
+    assert micro_batches(back) == plan[0]
+
+
+@pytest.mark.parametrize("change", [
+    {"cu_seqlens_M1": np.array([0, 9, 4, 20, 24, 28])}, {"bounds_G1": np.array([0, 1, 2])}, {"micro_batches": (1, 1)},
+    {"micro_batches": (4, -1)}, {"cu_seqlens_M1": np.zeros(0, np.int64)},
+], ids=str)  # fmt: skip
+def test_a_share_that_does_not_add_up_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="not a share"):
+        load_share(dump_share(replace(a_share(5, 3, 9, 2), **change)))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 60, -1])
 def test_cut_off_bytes_are_refused(cut: int) -> None:
-    for data, load in ((dump_groups([a_group(1)]), load_groups), (dump_share([[a_micro_batch(0)]]), load_share)):
+    for data, load in ((dump_groups([a_group(1)]), load_groups), (dump_share(a_share(5, 3)), load_share)):
         with pytest.raises(UserError, match=r"^[^\n]+$"):
             load(data[:cut])
 
@@ -149,7 +165,7 @@ def test_cut_off_bytes_are_refused(cut: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(position=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_a_changed_byte_is_refused_or_read_never_a_crash(position: int, byte: int) -> None:
-    for data, load in ((dump_groups([a_group(1)]), load_groups), (dump_share([[a_micro_batch(0)]]), load_share)):
+    for data, load in ((dump_groups([a_group(1)]), load_groups), (dump_share(a_share(5, 3)), load_share)):
         damaged = bytearray(data)
         damaged[position % len(data)] = byte
         try:
@@ -160,7 +176,7 @@ def test_a_changed_byte_is_refused_or_read_never_a_crash(position: int, byte: in
 
 def test_each_loader_refuses_the_others_bytes() -> None:
     with pytest.raises(UserError, match="recorded groups"):
-        load_groups(dump_share([[a_micro_batch(0)]]))
+        load_groups(dump_share(a_share(5, 3)))
     with pytest.raises(UserError, match="share"):
         load_share(dump_groups([a_group(1)]))
 
