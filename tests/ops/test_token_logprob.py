@@ -45,14 +45,14 @@ def test_gradients_of_either_output_match_float64_autograd(
     close(ours(inputs, temperature, cuts), exact(inputs, temperature))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.integers(0, 20),
+    rows=st.integers(0, 8),
     vocab=st.integers(1, 90),
     hidden=st.integers(1, 20),
     temperature=st.floats(0.2, 4.0),
     size=st.sampled_from([0.1, 3.0, 30.0]),
-    tile=st.tuples(st.integers(1, 24), st.integers(1, 2000)),
+    tile=st.tuples(st.integers(1, 9), st.integers(1, 2000)),
     data=st.data(),
 )
 def test_shapes_shards_and_tiles_of_any_size(
@@ -81,7 +81,7 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(
     backend: Backend, dtype: torch.dtype, temperature: float, size: float
 ) -> None:
     """Mean and largest error against float64, of the same rounded inputs."""
-    inputs = case(300, 4111, 64, dtype=dtype, device=backend.device, size=size)
+    inputs = case(64, 2111, 64, dtype=dtype, device=backend.device, size=size)
     want, found, other = exact(inputs, temperature), ours(inputs, temperature), plain(inputs, temperature)
     for name in QUANTITIES:
         for measure in (torch.mean, torch.max):
@@ -94,7 +94,7 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_gradcheck_in_float64(backend: Backend, temperature: float, small_tiles: None) -> None:
-    inputs = case(5, 90, 4, dtype=torch.float64, device=backend.device, size=2.0)
+    inputs = case(3, 53, 3, dtype=torch.float64, device=backend.device, size=2.0)
 
     def outputs(hidden_RH: torch.Tensor, weight_VH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return op.logprob_and_entropy(hidden_RH, weight_VH, inputs.targets_R, temperature=temperature)
@@ -118,13 +118,13 @@ def test_the_ops_are_registered_as_torch_expects(backend: Backend, dtype: torch.
     targets_R = torch.tensor([3, 9, 50, 0, 43], device=backend.device)
     stats_4R = torch.zeros(4, 5, device=backend.device, dtype=exact_dtype)
     terms_5R = torch.ones(5, 5, device=backend.device, dtype=exact_dtype)
-    torch.library.opcheck(torch.ops.mdapo.token_logprob_stats.default, (stats_4R, logits_RC, targets_R, 3, 0.5))
-    torch.library.opcheck(torch.ops.mdapo.token_logprob_grad.default, (logits_RC, targets_R, terms_5R, 3, 0.5))
+    backend.opcheck("token_logprob_stats", stats_4R, logits_RC, targets_R, 3, 0.5)
+    backend.opcheck("token_logprob_grad", logits_RC, targets_R, terms_5R, 3, 0.5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_repeats_in_every_bit(backend: Backend, dtype: torch.dtype, small_tiles: None) -> None:
-    inputs = case(70, 501, dtype=dtype, device=backend.device)
+    inputs = case(40, 201, dtype=dtype, device=backend.device)
     first, second = ours(inputs), ours(inputs)
     for name in QUANTITIES:
         assert torch.equal(getattr(first, name), getattr(second, name)), name
@@ -181,7 +181,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_logits_never_exist_as_a_whole(backend: Backend, small_tiles: None) -> None:
-    inputs = case(160, 480, 4, device=backend.device)
+    inputs = case(64, 240, 4, device=backend.device)
     with Largest() as largest:
         ours(inputs)
-    assert largest.elements <= max(inputs.hidden_RH.numel(), inputs.weight_VH.numel(), 16 * 48) < 160 * 480
+    assert largest.elements <= max(inputs.hidden_RH.numel(), inputs.weight_VH.numel(), 16 * 48) < 64 * 240
