@@ -170,7 +170,8 @@ class _Tiles:
         longest = max((rows.stop - rows.start for rows in self.rows), default=1)
         most_ids = max(1, TILE_BYTES.get(kind, DEVICE_TILE_BYTES) // (size * longest))
         self.ids = _spans(len(weight_VH), most_ids, self.align)
-        self.buffer = hidden_RH.new_empty(longest * self._pitch(self.ids[0]))
+        widest = max((self._pitch(ids) for ids in self.ids), default=0)  # no ids: an empty shard
+        self.buffer = hidden_RH.new_empty(longest * widest)
 
     def logits(self, rows: slice, ids: slice) -> Tensor:
         """[rows, ids] in the model's dtype, as the engine's are, its rows aligned; valid until the next call."""

@@ -34,6 +34,12 @@ def test_nothing_scored_has_gradients_of_zero(backend: Backend) -> None:
     assert found.grad_weight_VH.shape == (33, 16) and not found.grad_weight_VH.any()
 
 
+def test_a_shard_without_an_id_has_no_share(backend: Backend) -> None:
+    """The last tensor-parallel rank of a small vocabulary may hold nothing but padding."""
+    inputs = case(5, 33, device=backend.device)
+    close(ours(inputs, cuts=[33]), exact(inputs))
+
+
 def test_a_vocabulary_of_one_is_certain(backend: Backend) -> None:
     found = ours(case(5, 1, device=backend.device))
     assert all(not value.any() for value in vars(found).values())
