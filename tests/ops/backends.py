@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from ascend import twin as ascend_twin
 from cuda_twin import build as cuda_twin
 from cuda_twin import pack_twin, token_logprob_twin
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,9 +72,16 @@ def _twin(op: str) -> str:
     return "" if op in ("pack", "token_logprob_stats") else f"no twin driver for {op}"
 
 
+def _ascend(op: str) -> str:
+    if ascend_twin.CXX is None:
+        return "no C++ compiler"
+    return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
+
+
 BACKENDS = [
     Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
     Backend("cpu", "cpu", _native("cpu")),
     Backend("cuda", "cuda", _native("cuda")),
     Backend("cuda twin", "cpu", _twin, lambda: {**pack_twin.table(), **token_logprob_twin.table()}),
+    Backend("ascend twin", "cpu", _ascend, ascend_twin.table),
 ]
