@@ -155,8 +155,9 @@ inline GlobalBuffer& buffer_of(const void* address, size_t size, const char* wha
   fail(std::string(what) + " of " + std::to_string(size) + " bytes outside of every GM buffer");
 }
 
-// The scalar unit reads through a cache that transfers don't know of.
+// The scalar unit reads through a cache that transfers don't know of. Who registers no memory has none checked.
 inline void check_global_read(const void* address, size_t size, bool cached) {
+  if (machine().buffers.empty()) return;
   GlobalBuffer& buffer = buffer_of(address, size, "a read");
   const auto* at = static_cast<const uint8_t*>(address);
   for (size_t i = static_cast<size_t>(at - buffer.begin), end = i + size; i < end; ++i) {
@@ -169,6 +170,7 @@ inline void check_global_read(const void* address, size_t size, bool cached) {
 }
 
 inline void check_global_write(const void* address, size_t size) {
+  if (machine().buffers.empty()) return;
   GlobalBuffer& buffer = buffer_of(address, size, "a write");
   const auto* at = static_cast<const uint8_t*>(address);
   const auto own = static_cast<uint16_t>(machine().index + 1);

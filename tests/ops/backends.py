@@ -7,11 +7,13 @@ functions that run in place of the op, below autograd.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from ascend import twin as ascend_twin
 from cuda_twin import build as cuda_twin
@@ -78,10 +80,32 @@ def _ascend(op: str) -> str:
     return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
 
 
+def _fake_npu(op: str) -> str:
+    if os.environ.get("MDAPO_FAKE_NPU") != "1":
+        return "MDAPO_FAKE_NPU is not 1 (test_fake_npu.py sets it)"
+    return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
+
+
+def _without_float64(*ops: str) -> Mapping[str, Callable[..., Any]]:
+    """The ops themselves, and a skip where an Ascend core lacks the type."""
+
+    def checked(op: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+            if any(x.dtype == torch.float64 for x in tensors):
+                pytest.skip("an Ascend core has no float64")
+            return getattr(torch.ops.mdapo, op)(*arguments)
+
+        return call
+
+    return {op: checked(op) for op in ops}
+
+
 BACKENDS = [
     Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
     Backend("cpu", "cpu", _native("cpu")),
     Backend("cuda", "cuda", _native("cuda")),
     Backend("cuda twin", "cpu", _twin, lambda: {**pack_twin.table(), **token_logprob_twin.table()}),
     Backend("ascend twin", "cpu", _ascend, ascend_twin.table),
+    Backend("fake_npu", "npu", _fake_npu, lambda: _without_float64("token_logprob_stats", "token_logprob_grad")),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from backends import BACKENDS, Backend
+
+if os.environ.get("MDAPO_FAKE_NPU") == "1":
+    import fake_npu
+
+    fake_npu.install()
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)
