@@ -1,7 +1,10 @@
-"""token_logprob against full logits, log-softmax, gather, entropy and autograd: time, and memory in new processes.
+"""token_logprob against what people write in plain torch: time, and memory in new processes.
 
     python benchmarks/ops/bench_token_logprob.py            4096 tokens; plain torch takes 5 GB for them
-    python benchmarks/ops/bench_token_logprob.py 1024       times with fewer tokens, for a smaller machine
+    python benchmarks/ops/bench_token_logprob.py 1024       fewer tokens, for a smaller machine
+
+Baselines, both with autograd: *unfused*, full logits, log-softmax, gather, entropy; *chunked*, the same for 512 tokens at
+a time under torch.utils.checkpoint, as trainers do to save memory.
 
 Forward and backward of both outputs, in the shape of SmolLM2-135M. As in training, ours adds the weight's gradient to a
 float32 buffer that is there anyway. Memory is what the process grows by at its peak (VmHWM, reset right before), with
@@ -18,6 +21,7 @@ from pathlib import Path
 import torch
 from _goals import Goal, alternate, milliseconds, ratio, show
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from mdapo import device
@@ -25,7 +29,14 @@ from mdapo.ops.token_logprob import logprob_and_entropy
 
 TOKENS, HIDDEN, VOCAB = 4096, 576, 49152
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ROUNDS = 4
+PROVIDERS = ("unfused", "chunked", "ours")
+ROUNDS, CHUNK = 4, 512
+
+
+def plain(hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor) -> tuple[Tensor, Tensor]:
+    log_p_RV = (hidden_RH @ weight_VH.t()).float().log_softmax(-1)
+    logp_R = log_p_RV.gather(1, targets_R[:, None])[:, 0]
+    return logp_R, -(log_p_RV.exp() * log_p_RV).sum(-1)
 
 
 class Inputs:
@@ -42,11 +53,13 @@ class Inputs:
         return self._backward(outputs)
 
     def unfused(self) -> Tensor:
-        log_p_RV = (self.hidden_RH @ self.weight_VH.t()).float().log_softmax(-1)
-        logp_R = log_p_RV.gather(1, self.targets_R[:, None])[:, 0]
-        entropy_R = -(log_p_RV.exp() * log_p_RV).sum(-1)
-        del log_p_RV
-        return self._backward((logp_R, entropy_R))
+        return self._backward(plain(self.hidden_RH, self.weight_VH, self.targets_R))
+
+    def chunked(self) -> Tensor:
+        chunks = zip(self.hidden_RH.split(CHUNK), self.targets_R.split(CHUNK), strict=True)
+        parts = [checkpoint(plain, hidden, self.weight_VH, targets, use_reentrant=False) for hidden, targets in chunks]
+        logp, entropy = zip(*parts, strict=True)
+        return self._backward((torch.cat(logp), torch.cat(entropy)))
 
     def _backward(self, outputs: tuple[Tensor, Tensor]) -> Tensor:
         """The log-probs, gradients dropped again."""
@@ -61,41 +74,49 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-def extra_bytes(tokens: int, dtype: torch.dtype) -> int:
-    """What one forward and backward of ours adds to a process that has its inputs and its libraries. Once a process."""
+def extra_bytes(tokens: int, dtype: torch.dtype, how: str) -> int:
+    """What one forward and backward adds to a process that has its inputs and its libraries. Once a process."""
     inputs = Inputs(tokens, dtype)
-    Inputs(64, dtype, vocab=128).ours()  # what a library sets up at its first use, 35 MiB whatever the size
+    getattr(Inputs(64, dtype, vocab=128), how)()  # what a library sets up at its first use, 35 MiB whatever the size
     ctypes.CDLL(None).malloc_trim(0)  # nothing freed before may be used again unseen
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
-    inputs.ours()
+    getattr(inputs, how)()
     return resident("VmHWM") - before - inputs.hidden_RH.nbytes
 
 
 def memory_goal(name: str, tokens: int = TOKENS) -> Goal:
-    command = [sys.executable, "-W", "ignore", __file__, str(tokens), "--memory", name]
-    extra = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    extra = {}
+    for how in PROVIDERS:
+        command = [sys.executable, "-W", "ignore", __file__, str(tokens), "--memory", how, name]
+        extra[how] = int(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     logits = 4 * tokens * VOCAB
     what = f"{name}: extra memory over float32 logits"
-    return Goal(what, extra / logits, 1 / 16, at_most=True, note=f"{extra / 2**20:.0f} of {logits / 2**20:.0f} MiB")
+    note = ", ".join(f"{how} {size / 2**20:.0f}" for how, size in extra.items()) + f" of {logits / 2**20:.0f} MiB"
+    return Goal(what, extra["ours"] / logits, 1 / 16, at_most=True, note=note)
 
 
-def time_goal(name: str, tokens: int) -> Goal:
+def time_goals(name: str, tokens: int) -> list[Goal]:
     inputs = Inputs(tokens, DTYPES[name])
-    torch.testing.assert_close(inputs.ours(), inputs.unfused(), rtol=0, atol=1e-3)
-    seconds = alternate({"unfused": inputs.unfused, "ours": inputs.ours}, rounds=ROUNDS, repeat=1)
-    note = f"unfused {milliseconds(seconds['unfused'])}, ours {milliseconds(seconds['ours'])}"
-    return Goal(f"{name}: faster than unfused", ratio(seconds["unfused"], seconds["ours"]), 1.0, note=note)
+    functions = {how: getattr(inputs, how) for how in PROVIDERS}
+    for how in PROVIDERS[:2]:
+        torch.testing.assert_close(inputs.ours(), functions[how](), rtol=0, atol=1e-3)
+    seconds = alternate(functions, rounds=ROUNDS, repeat=1)
+    note = ", ".join(f"{how} {milliseconds(times)}" for how, times in seconds.items())
+    return [
+        Goal(f"{name}: faster than {how}", ratio(seconds[how], seconds["ours"]), 1.0, note=note if how == "unfused" else "")
+        for how in PROVIDERS[:2]
+    ]
 
 
 def measure(tokens: int = TOKENS) -> list[Goal]:
     device.current().activate()  # as a run does: freed memory is kept
-    return [goal for name in DTYPES for goal in (memory_goal(name), time_goal(name, tokens))]
+    return [goal for name in DTYPES for goal in (memory_goal(name, tokens), *time_goals(name, tokens))]
 
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else TOKENS
     if "--memory" in sys.argv:
-        print(extra_bytes(count, DTYPES[sys.argv[-1]]))
+        print(extra_bytes(count, DTYPES[sys.argv[-1]], sys.argv[-2]))
     else:
         sys.exit(show(measure(count), title=f"token_logprob, {count} tokens"))
