@@ -80,9 +80,9 @@ def _ascend(op: str) -> str:
     return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
 
 
-def _fake_npu(op: str) -> str:
-    if os.environ.get("MDAPO_FAKE_NPU") != "1":
-        return "MDAPO_FAKE_NPU is not 1 (test_fake_npu.py sets it)"
+def _npu(op: str) -> str:
+    if os.environ.get("MDAPO_TEST_NPU") not in ("fake", "device"):
+        return "MDAPO_TEST_NPU is neither fake (test_fake_npu.py) nor device (scripts/ascend_smoke.sh)"
     return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
 
 
@@ -107,5 +107,5 @@ BACKENDS = [
     Backend("cuda", "cuda", _native("cuda")),
     Backend("cuda twin", "cpu", _twin, lambda: {**pack_twin.table(), **token_logprob_twin.table()}),
     Backend("ascend twin", "cpu", _ascend, ascend_twin.table),
-    Backend("fake_npu", "npu", _fake_npu, lambda: _without_float64("token_logprob_stats", "token_logprob_grad")),
+    Backend("npu", "npu", _npu, lambda: _without_float64("token_logprob_stats", "token_logprob_grad")),
 ]

@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# Before mdapo.ops: libraries are loaded for the devices that torch has by then.
+match os.environ.get("MDAPO_TEST_NPU"):
+    case "fake":
+        import fake_npu
+
+        fake_npu.install()
+    case "device":
+        import torch_npu  # noqa: F401  # pyrefly: ignore
 from backends import BACKENDS, Backend
-
-if os.environ.get("MDAPO_FAKE_NPU") == "1":
-    import fake_npu
-
-    fake_npu.install()
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)

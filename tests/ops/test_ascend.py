@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,20 @@ def check(library: ctypes.CDLL, vector: str) -> None:
             wanted = gradient_of(op.grad_reference, dtype)
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         assert torch.allclose(found, wanted, rtol=tolerance, atol=tolerance), WRONG
+
+
+@needs_compiler
+@pytest.mark.skipif("MDAPO_TORCH_NPU" not in os.environ, reason="MDAPO_TORCH_NPU names no unzipped wheel of torch-npu")
+@pytest.mark.parametrize("op", ["pack", "token_logprob"])
+def test_host_sides_compile_against_torch_npu(op: str) -> None:
+    """Its headers are enough: the wheel is unzipped aside, not installed (torch would not start without CANN)."""
+    torch_npu, torch_path = Path(os.environ["MDAPO_TORCH_NPU"]), Path(torch.__file__).parent
+    includes = [twin.CSRC, torch_npu / "include", torch_path / "include", torch_path / "include/torch/csrc/api/include"]
+    flags = ["-std=c++20", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    folders = [word for folder in includes for word in ("-isystem", str(folder))]
+    source = twin.CSRC / op / f"{op}_ascend_host.cpp"
+    done = subprocess.run([str(twin.CXX), *flags, *folders, str(source)], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @needs_compiler

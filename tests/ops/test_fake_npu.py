@@ -18,12 +18,12 @@ SUITE = ["test_pack.py", "test_token_logprob.py", "test_token_logprob_edges.py"]
 
 
 @pytest.mark.skipif(CXX is None, reason="no C++ compiler")
-@pytest.mark.skipif(os.environ.get("MDAPO_FAKE_NPU") == "1", reason="this is that process")
+@pytest.mark.skipif(bool(os.environ.get("MDAPO_TEST_NPU")), reason="this is that process")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("suite", SUITE)
 def test_the_vectors_pass_on_a_fake_npu(suite: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / suite), "-k", "fake_npu"]
-    environment = {**os.environ, "MDAPO_FAKE_NPU": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / suite), "-k", "npu"]
+    environment = {**os.environ, "MDAPO_TEST_NPU": "fake"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout.splitlines()[-1]

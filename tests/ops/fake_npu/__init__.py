@@ -1,6 +1,6 @@
 """A fake "npu" device, and mdapo's Ascend library for it: the real host sides over the kernels on the host twin.
 
-``install`` changes this process for good; pytest does it when ``MDAPO_FAKE_NPU=1`` (tests/ops/conftest.py), which
+``install`` changes this process for good; pytest does it when ``MDAPO_TEST_NPU=fake`` (tests/ops/conftest.py), which
 tests/ops/test_fake_npu.py sets for a process of its own.
 """
 
