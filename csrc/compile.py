@@ -6,7 +6,8 @@
     python csrc/compile.py objects cuda             its object files only: a check, also under a torch without CUDA
 
 ``MDAPO_BUILD``: ``auto`` (the default: cpu with a compiler and torch, cuda with nvcc and a CUDA build of torch, npu
-with ``ASCEND_HOME_PATH``, ``SOC_VERSION``, bisheng and torch_npu), ``none``, ``cpu``, ``cuda``, ``npu``. setup.py goes through here too.
+with ``ASCEND_HOME_PATH``, ``SOC_VERSION``, bisheng and torch_npu), ``none``, ``cpu``, ``cuda``, ``npu``. setup.py goes
+through here too.
 Standard library only; torch's files are looked up, not imported; nothing is run to find hardware, nothing downloaded.
 """
 
@@ -144,7 +145,8 @@ def compile_command(source: Path, output: str, tools: Tools) -> list[str]:
     if source.suffix == ".cu":
         return [tools.nvcc, *NVCC_FLAGS, *arch_flags(), f"-I{CSRC}", "-c", str(source), "-o", output]
     if source.stem.endswith("_ascend_kernel"):
-        return [tools.bisheng, *BISHENG_FLAGS, f"--npu-arch={npu_arch(tools.soc)}", f"-I{CSRC}", "-c", str(source), "-o", output]
+        flags = [*BISHENG_FLAGS, f"--npu-arch={npu_arch(tools.soc)}", f"-I{CSRC}"]
+        return [tools.bisheng, *flags, "-c", str(source), "-o", output]
     assert tools.torch is not None
     includes = [f"-I{CSRC}", "-isystem", str(tools.torch / "include")]
     if "_cuda" in source.stem:

@@ -74,6 +74,7 @@ struct Core {
 };
 
 struct Machine {
+  int queues = 0;  // made so far: each has a number of its own
   std::vector<GlobalBuffer> buffers;
   Core core;
   int64_t index = 0;

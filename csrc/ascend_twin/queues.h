@@ -59,9 +59,8 @@ class TQueBind {
   }
 
   void init(uint8_t number, size_t each) {
-    static int ids = 0;
     bytes = each;
-    number_of_queue = ++ids;
+    number_of_queue = ++ascend_twin::machine().queues;
     for (int i = 0; i < number; ++i) slots.push_back({});
   }
   void place(size_t i, size_t begin) { slots[i].begin = begin; }
@@ -119,7 +118,9 @@ class TPipe {
   int32_t FetchEventID(HardEvent) { return 0; }
 
  private:
-  static size_t rounded(size_t bytes) { return (bytes + ascend_twin::kBlockBytes - 1) / ascend_twin::kBlockBytes * ascend_twin::kBlockBytes; }
+  static size_t rounded(size_t bytes) {
+    return (bytes + ascend_twin::kBlockBytes - 1) / ascend_twin::kBlockBytes * ascend_twin::kBlockBytes;
+  }
   static size_t take(size_t bytes) {
     auto& core = ascend_twin::core();
     const size_t begin = core.allocated;

@@ -178,6 +178,7 @@ class Stats {
     wait_for<AscendC::HardEvent::V_S>();
     const float largest = part.GetValue(kLargest * kSlots + slot);
     const float base = largest < kSmallest ? 0.0F : largest;  // where all are -inf, anything finite does
+    then();
     AscendC::Adds(x, x, -base, count);
     then();
     AscendC::Exp(exp, x, count);

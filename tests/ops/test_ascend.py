@@ -15,7 +15,9 @@ import torch
 from ascend import twin
 from ascend.mutants import MUTANTS, WRONG, Mutant
 
+from mdapo.ops import pack  # noqa: F401  its reference
 from mdapo.ops import token_logprob as op
+from mdapo.ops.registry import REFERENCES
 
 KERNELS = sorted(twin.CSRC.glob("*/*_ascend_kernel.cpp"))
 TWIN = twin.CSRC / "ascend_twin"
@@ -91,19 +93,19 @@ def gradient_of(run: Any, dtype: torch.dtype) -> torch.Tensor:
     return tile["logits_RC"].float()
 
 
-def packed_by(library: ctypes.CDLL) -> list[torch.Tensor]:
-    """Three runs with zeros between and behind them, and a row larger than a transfer."""
+def packed_by(run: Any) -> list[torch.Tensor]:
+    """Three runs with zeros between and behind them; tokens of which few fill a transfer."""
     runs_4M = torch.tensor([[1, 20, 9], [4, 7, 9], [0, 6, 14], [5, 8, 10]])
-    fields = [torch.arange(40), torch.arange(40 * 9000, dtype=torch.int32).view(40, 9000), torch.ones(40, 3, dtype=torch.uint8)]
-    return twin.copy(library, fields, runs_4M, 28, 1, 0, unpack=False)
+    large = torch.arange(40 * 9000, dtype=torch.int32).view(40, 9000)
+    return run([torch.arange(40), large, torch.ones(40, 3, dtype=torch.uint8)], runs_4M, 28, 1, 0)
 
 
 def check(library: ctypes.CDLL, vector: str) -> None:
     """Raises what the twin says, or that the result is wrong."""
     if vector == "pack":
-        rows = packed_by(library)[0].tolist()
-        wanted = [1, 2, 3, 4, 0, 0, *range(20, 27), 0, *range(9, 18), *[0] * 5]
-        assert rows == wanted, WRONG
+        found = packed_by(lambda *args: twin.copy(library, *args, unpack=False))
+        wanted = packed_by(REFERENCES["pack"])
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)), WRONG
         return
     for dtype in (torch.float32, torch.bfloat16):
         if vector == "stats":

@@ -24,38 +24,48 @@ int guarded(char* message, int64_t size, Run&& run) {
 
 }  // namespace
 
-// `shape`: rows, cols, row_stride, first_id, value_stride; `values` are the stats, or with `gradient` the terms.
+struct TileShape {
+  int64_t rows, cols, row_stride, first_id, value_stride;
+};
+
+struct PackShape {
+  int64_t runs, rows, total, cp, cp_rank;
+};
+
+// `values` are the stats, or with `gradient` the terms.
 extern "C" int token_logprob_ascend(int gradient, int bfloat16, void* logits, const int64_t* targets, float* values,
-                                    const int64_t* shape, double temperature, int cores, int max_keeps_nan,
+                                    const TileShape* shape, double temperature, int cores, int max_keeps_nan,
                                     char* message, int64_t message_size) {
   using namespace mdapo::token_logprob;
-  const auto [rows, cols, row_stride, first_id, value_stride] = *reinterpret_cast<const int64_t(*)[5]>(shape);
+  const TileShape of = *shape;
   ascend_twin::machine().max_keeps_nan = max_keeps_nan != 0;
   const size_t item = bfloat16 ? 2 : 4;
-  for (int64_t row = 0; row < rows; ++row)
-    ascend_twin::add_buffer(static_cast<uint8_t*>(logits) + row * row_stride * static_cast<int64_t>(item), static_cast<size_t>(cols) * item);
-  ascend_twin::add_buffer(targets, static_cast<size_t>(rows) * sizeof(int64_t));
+  for (int64_t row = 0; row < of.rows; ++row) {
+    const int64_t begin = row * of.row_stride * static_cast<int64_t>(item);
+    ascend_twin::add_buffer(static_cast<uint8_t*>(logits) + begin, static_cast<size_t>(of.cols) * item);
+  }
+  ascend_twin::add_buffer(targets, static_cast<size_t>(of.rows) * sizeof(int64_t));
   const int kinds = gradient ? static_cast<int>(kTermsRows) : static_cast<int>(kStatsRows);
   for (int kind = 0; kind < kinds; ++kind)
-    ascend_twin::add_buffer(values + kind * value_stride, static_cast<size_t>(rows) * sizeof(float));
-  const AscendTile job{{rows, cols, row_stride, first_id}, bfloat16 != 0, logits, targets, values, value_stride,
-                       static_cast<float>(1 / temperature)};
+    ascend_twin::add_buffer(values + kind * of.value_stride, static_cast<size_t>(of.rows) * sizeof(float));
+  const AscendTile job{{of.rows, of.cols, of.row_stride, of.first_id}, bfloat16 != 0, logits, targets, values,
+                       of.value_stride, static_cast<float>(1 / temperature)};
   return guarded(message, message_size, [&] {
     const auto launch = gradient ? launch_gradient : launch_stats;
     launch(job, static_cast<uint32_t>(cores), nullptr);
   });
 }
 
-// `shape`: runs, rows, total, cp, cp_rank. Fields lie one after the other, `items` bytes a token.
+// Fields of `items` bytes a token.
 extern "C" int pack_ascend(int unpack, int num_fields, const void* const* from, void* const* to, const int64_t* items,
-                           const int64_t* runs, const int64_t* shape, int cores, char* message, int64_t message_size) {
+                           const int64_t* runs, const PackShape* shape, int cores, char* message, int64_t message_size) {
   using namespace mdapo::pack;
-  const auto [count, rows, total, cp, cp_rank] = *reinterpret_cast<const int64_t(*)[5]>(shape);
+  const PackShape of = *shape;
   return guarded(message, message_size, [&] {
-    const Runs given{runs, runs + count, runs + 2 * count, runs + 3 * count, count};
-    const Shard shard{cp, cp_rank};
-    const auto pieces = unpack ? to_rows(given, shard, rows, total) : to_packed(given, shard, rows, total);
-    const int64_t sources = unpack ? total / cp : rows, tokens = unpack ? rows : total / cp;
+    const Runs given{runs, runs + of.runs, runs + 2 * of.runs, runs + 3 * of.runs, of.runs};
+    const Shard shard{of.cp, of.cp_rank};
+    const auto pieces = unpack ? to_rows(given, shard, of.rows, of.total) : to_packed(given, shard, of.rows, of.total);
+    const int64_t own = of.total / of.cp, sources = unpack ? own : of.rows, tokens = unpack ? of.rows : own;
     std::vector<int64_t> fields, numbers;
     for (int f = 0; f < num_fields; ++f) {
       if (items[f] == 0) continue;

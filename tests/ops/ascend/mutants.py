@@ -61,7 +61,7 @@ MUTANTS = [
         "  AscendC::WaitFlag<kEvent>(id);\n",
         "",
         "stats",
-        "a flag is set twice without a wait",
+        "hazard: S writes UB byte .* that V wrote",
     ),
     Mutant(
         "a wait without a flag",
@@ -83,9 +83,9 @@ MUTANTS = [
         "freed before it is read",
         LOGPROB,
         "    then();\n    widen(x, logits, count);\n    queue.FreeTensor(logits);",
-        "    then();\n    queue.FreeTensor(logits);\n    widen(x, logits, count);\n    fetch(0, 0);",
+        "    then();\n    queue.FreeTensor(logits);\n    widen(x, logits, count);",
         "stats",
-        "AllocTensor of a queue without a free buffer|hazard|EnQue past the depth",
+        "hazard: MTE2 writes UB byte .* that V reads",
     ),
     Mutant(
         "a chunk is not enqueued",
