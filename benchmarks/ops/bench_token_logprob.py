@@ -3,8 +3,8 @@
     python benchmarks/ops/bench_token_logprob.py            4096 tokens; plain torch takes 5 GB for them
     python benchmarks/ops/bench_token_logprob.py 1024       times with fewer tokens, for a smaller machine
 
-Baselines, both with autograd: *unfused*, full logits, log-softmax, gather, entropy; *chunked*, the same for 512 tokens at
-a time under torch.utils.checkpoint, as trainers do to save memory.
+Baselines, both with autograd: *unfused*, full logits, log-softmax, gather, entropy; *chunked*, the same for 512 tokens
+at a time under torch.utils.checkpoint, as trainers do to save memory.
 
 Forward and backward of both outputs, in the shape of SmolLM2-135M. As in training, ours adds the weight's gradient to a
 float32 buffer that is there anyway. Memory is what the process grows by at its peak (VmHWM, reset right before), with

@@ -37,11 +37,15 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
                  const DataCopyPadExtParams<T>& padding) {
   using namespace ascend_twin;
   check_copy(params, sizeof(T));
-  require(padding.isPad || (padding.leftPadding == 0 && padding.rightPadding == 0), "DataCopyPad: padding without isPad");
+  const bool none = padding.leftPadding == 0 && padding.rightPadding == 0;
+  require(padding.isPad || none, "DataCopyPad: padding without isPad");
   const size_t left = padding.leftPadding * sizeof(T), right = padding.rightPadding * sizeof(T);
   require(left <= kBlockBytes && right <= kBlockBytes, "DataCopyPad: padding of more than 32 bytes");
   const size_t given = left + params.blockLen + right, whole = in_blocks(given);
   Core& c = core();
+  const auto pad = [&](size_t begin, size_t end) {
+    for (; begin < end; begin += sizeof(T)) std::memcpy(c.ub.data() + begin, &padding.paddingValue, sizeof(T));
+  };
   const auto* from = reinterpret_cast<const uint8_t*>(src.data());
   size_t at = dst.first(0).begin;
   const size_t end = dst.begin + dst.bytes;
@@ -51,10 +55,9 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
     if (block > 0) --c.now[kIn];  // one operation
     operation(kIn, {}, {{at, whole}});
     std::memset(c.ub.data() + at, kPoison, whole);
-    for (size_t byte = 0; byte < left; byte += sizeof(T)) std::memcpy(c.ub.data() + at + byte, &padding.paddingValue, sizeof(T));
+    pad(at, at + left);
     std::memcpy(c.ub.data() + at + left, from, params.blockLen);
-    for (size_t byte = left + params.blockLen; byte < given; byte += sizeof(T))
-      std::memcpy(c.ub.data() + at + byte, &padding.paddingValue, sizeof(T));
+    pad(at + left + params.blockLen, at + given);
     std::memset(c.known.data() + at + given, 0, whole - given);  // anything may be there
     from += params.blockLen + params.srcStride;
     at += whole + params.dstStride * kBlockBytes;

@@ -1,8 +1,8 @@
 // The host twin's machine: one AI core at a time, its unified buffer (UB), its four pipes, and global memory (GM).
 //
 // Kernels run in program order; what could go wrong between pipes that run side by side is found by vector clocks. Each
-// 4-byte word of UB remembers who wrote it and who read it last; an access that no flag, queue or barrier orders after a
-// conflicting one is a failure, whatever the values are.
+// 4-byte word of UB remembers who wrote it and who read it last; an access that no flag, queue or barrier orders after
+// a conflicting one is a failure, whatever the values are.
 #pragma once
 
 #include <algorithm>
@@ -112,7 +112,8 @@ inline void operation(int pipe, std::initializer_list<Range> reads, std::initial
     if (range.size == 0) continue;
     const auto* known = c.known.data() + range.begin;
     const auto* gap = static_cast<const uint8_t*>(std::memchr(known, 0, range.size));
-    if (gap) fail(std::string(name_of(pipe)) + " reads UB byte " + std::to_string(gap - c.known.data()) + " that nobody wrote");
+    const std::string byte = gap ? std::to_string(gap - c.known.data()) : "";
+    if (gap) fail(std::string(name_of(pipe)) + " reads UB byte " + byte + " that nobody wrote");
     for (size_t w = range.begin / kWordBytes; w * kWordBytes < range.begin + range.size; ++w) {
       Word& word = c.words[w];
       if (word.writer >= 0 && !ordered(pipe, word.writer, word.written, own))
@@ -127,8 +128,10 @@ inline void operation(int pipe, std::initializer_list<Range> reads, std::initial
       Word& word = c.words[w];
       if (word.writer >= 0 && !ordered(pipe, word.writer, word.written, own))
         fail(conflict(pipe, "writes", word.writer, "wrote", w * kWordBytes));
-      for (int other = 0; other < kPipes; ++other)
-        if (!ordered(pipe, other, word.read[other], own)) fail(conflict(pipe, "writes", other, "reads", w * kWordBytes));
+      for (int other = 0; other < kPipes; ++other) {
+        if (!ordered(pipe, other, word.read[other], own))
+          fail(conflict(pipe, "writes", other, "reads", w * kWordBytes));
+      }
       word.writer = pipe;
       word.written = own;
     }
@@ -184,7 +187,8 @@ inline void check_global_write(const void* address, size_t size) {
 
 // Makes memory known to the kernels of this thread; `bytes` 0 is nothing.
 inline void add_buffer(const void* begin, size_t bytes) {
-  machine().buffers.push_back({static_cast<uint8_t*>(const_cast<void*>(begin)), bytes, std::vector<uint16_t>(bytes, 0)});
+  auto* at = static_cast<uint8_t*>(const_cast<void*>(begin));
+  machine().buffers.push_back({at, bytes, std::vector<uint16_t>(bytes, 0)});
 }
 
 inline void finish_core() {

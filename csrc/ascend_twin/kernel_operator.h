@@ -1,5 +1,5 @@
-// A host twin of the part of the Ascend C API that csrc's kernels use: the very same kernel source compiles with g++ and
-// runs on the CPU against the vectors of the other backends. Written from Huawei's public API documentation;
+// A host twin of the part of the Ascend C API that csrc's kernels use: the very same kernel source compiles with g++
+// and runs on the CPU against the vectors of the other backends. Written from Huawei's public API documentation;
 // api_manifest.json names the page of each function. README.md says what this shows and what it does not.
 #pragma once
 

@@ -5,15 +5,17 @@
 
 namespace AscendC {
 
+using Floats = LocalTensor<float>;
+
 template <class F>
-void map(const LocalTensor<float>& dst, const LocalTensor<float>& src, int32_t count, F&& of) {
+void map(const Floats& dst, const Floats& src, int32_t count, F&& of) {
   const auto n = static_cast<size_t>(count);
   ascend_twin::operation(ascend_twin::kVector, {src.first(n)}, {dst.first(n)});
   for (size_t i = 0; i < n; ++i) dst.data()[i] = of(src.data()[i]);
 }
 
 template <class F>
-void map(const LocalTensor<float>& dst, const LocalTensor<float>& a, const LocalTensor<float>& b, int32_t count, F&& of) {
+void map(const Floats& dst, const Floats& a, const Floats& b, int32_t count, F&& of) {
   const auto n = static_cast<size_t>(count);
   ascend_twin::operation(ascend_twin::kVector, {a.first(n), b.first(n)}, {dst.first(n)});
   for (size_t i = 0; i < n; ++i) dst.data()[i] = of(a.data()[i], b.data()[i]);
@@ -24,28 +26,28 @@ inline float larger(float a, float b) {
   return a > b ? a : b;
 }
 
-inline void Adds(const LocalTensor<float>& dst, const LocalTensor<float>& src, const float& scalar, const int32_t& count) {
+inline void Adds(const Floats& dst, const Floats& src, const float& scalar, const int32_t& count) {
   map(dst, src, count, [&](float v) { return v + scalar; });
 }
-inline void Muls(const LocalTensor<float>& dst, const LocalTensor<float>& src, const float& scalar, const int32_t& count) {
+inline void Muls(const Floats& dst, const Floats& src, const float& scalar, const int32_t& count) {
   map(dst, src, count, [&](float v) { return v * scalar; });
 }
-inline void Maxs(const LocalTensor<float>& dst, const LocalTensor<float>& src, const float& scalar, const int32_t& count) {
+inline void Maxs(const Floats& dst, const Floats& src, const float& scalar, const int32_t& count) {
   map(dst, src, count, [&](float v) { return larger(v, scalar); });
 }
-inline void Exp(const LocalTensor<float>& dst, const LocalTensor<float>& src, const int32_t& count) {
+inline void Exp(const Floats& dst, const Floats& src, const int32_t& count) {
   map(dst, src, count, [](float v) { return std::exp(v); });
 }
-inline void Add(const LocalTensor<float>& dst, const LocalTensor<float>& a, const LocalTensor<float>& b, const int32_t& count) {
+inline void Add(const Floats& dst, const Floats& a, const Floats& b, const int32_t& count) {
   map(dst, a, b, count, [](float x, float y) { return x + y; });
 }
-inline void Sub(const LocalTensor<float>& dst, const LocalTensor<float>& a, const LocalTensor<float>& b, const int32_t& count) {
+inline void Sub(const Floats& dst, const Floats& a, const Floats& b, const int32_t& count) {
   map(dst, a, b, count, [](float x, float y) { return x - y; });
 }
-inline void Mul(const LocalTensor<float>& dst, const LocalTensor<float>& a, const LocalTensor<float>& b, const int32_t& count) {
+inline void Mul(const Floats& dst, const Floats& a, const Floats& b, const int32_t& count) {
   map(dst, a, b, count, [](float x, float y) { return x * y; });
 }
-inline void Max(const LocalTensor<float>& dst, const LocalTensor<float>& a, const LocalTensor<float>& b, const int32_t& count) {
+inline void Max(const Floats& dst, const Floats& a, const Floats& b, const int32_t& count) {
   map(dst, a, b, count, larger);
 }
 
@@ -58,14 +60,14 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) 
   std::fill(dst.data(), dst.data() + n, value);
 }
 
-inline void Cast(const LocalTensor<float>& dst, const LocalTensor<bfloat16_t>& src, const RoundMode& mode,
+inline void Cast(const Floats& dst, const LocalTensor<bfloat16_t>& src, const RoundMode& mode,
                  const uint32_t& count) {
   ascend_twin::require(mode == RoundMode::CAST_NONE, "Cast from bfloat16 to float32 takes CAST_NONE");
   ascend_twin::operation(ascend_twin::kVector, {src.first(count)}, {dst.first(count)});
   for (uint32_t i = 0; i < count; ++i) dst.data()[i] = ToFloat(src.data()[i]);
 }
 
-inline void Cast(const LocalTensor<bfloat16_t>& dst, const LocalTensor<float>& src, const RoundMode& mode,
+inline void Cast(const LocalTensor<bfloat16_t>& dst, const Floats& src, const RoundMode& mode,
                  const uint32_t& count) {
   ascend_twin::require(mode != RoundMode::CAST_NONE, "Cast from float32 to bfloat16 takes a rounding mode");
   ascend_twin::require(mode == RoundMode::CAST_RINT, "a rounding mode that the twin does not know");
@@ -83,7 +85,7 @@ constexpr size_t kRepeat = 64;  // float32 of one vector instruction
 // Two elements are written: the result, and a second one that only means something with calIndex. The working space
 // holds two elements for each repeat.
 template <class F>
-void reduce(const LocalTensor<float>& dst, const LocalTensor<float>& src, const LocalTensor<float>& work, int32_t count,
+void reduce(const Floats& dst, const Floats& src, const Floats& work, int32_t count,
             F&& of) {
   using namespace ascend_twin;
   const auto n = static_cast<size_t>(count);
@@ -102,13 +104,13 @@ void reduce(const LocalTensor<float>& dst, const LocalTensor<float>& src, const 
   dst.data()[1] = NAN;
 }
 
-inline void ReduceMax(const LocalTensor<float>& dst, const LocalTensor<float>& src, const LocalTensor<float>& work,
+inline void ReduceMax(const Floats& dst, const Floats& src, const Floats& work,
                       const int32_t count, bool calIndex = false) {
   ascend_twin::require(!calIndex, "the index of a maximum is not modelled");
   reduce(dst, src, work, count, larger);
 }
 
-inline void ReduceSum(const LocalTensor<float>& dst, const LocalTensor<float>& src, const LocalTensor<float>& work,
+inline void ReduceSum(const Floats& dst, const Floats& src, const Floats& work,
                       const int32_t count) {
   reduce(dst, src, work, count, [](float x, float y) { return x + y; });
 }

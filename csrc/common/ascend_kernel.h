@@ -7,7 +7,8 @@
 
 // kernel(arguments...) on `cores` cores, in the order of `stream`.
 #ifdef MDAPO_ASCEND_TWIN
-#define MDAPO_LAUNCH(kernel, cores, stream, ...) (static_cast<void>(stream), ascend_twin::launch(kernel, cores, __VA_ARGS__))
+#define MDAPO_LAUNCH(kernel, cores, stream, ...) \
+  (static_cast<void>(stream), ascend_twin::launch(kernel, cores, __VA_ARGS__))
 #else
 #define MDAPO_LAUNCH(kernel, cores, stream, ...) kernel<<<cores, nullptr, stream>>>(__VA_ARGS__)
 #endif

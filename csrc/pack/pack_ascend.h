@@ -5,8 +5,8 @@
 
 namespace mdapo::pack {
 
-// All int64. A field is (address of its source, address of its destination, bytes of a token), a piece (to, from, count) as
-// in pack.h.
+// All int64. A field is (address of its source, address of its destination, bytes of a token), a piece is (to, from,
+// count) as in pack.h.
 constexpr int64_t kFieldNumbers = 3;
 constexpr int64_t kPieceNumbers = 3;
 

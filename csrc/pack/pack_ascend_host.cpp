@@ -13,8 +13,9 @@ Tensor upload(std::vector<int64_t>& numbers, const Tensor& like) {
   const auto count = static_cast<int64_t>(numbers.size());
   Tensor buffer = torch::stable::new_empty(like, {count}, torch::headeronly::ScalarType::Long);
   if (count > 0) {
+    const auto type = torch::headeronly::ScalarType::Long;
     const torch::stable::Device host(torch::headeronly::DeviceType::CPU);
-    const Tensor on_host = torch::stable::from_blob(numbers.data(), {count}, {1}, host, torch::headeronly::ScalarType::Long);
+    const Tensor on_host = torch::stable::from_blob(numbers.data(), {count}, {1}, host, type);
     torch::stable::copy_(buffer, on_host);  // waits: `numbers` may go
   }
   return buffer;
@@ -38,7 +39,8 @@ std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Pi
   for (const Piece& piece : pieces) numbers.insert(numbers.end(), {piece.to, piece.from, piece.count});
   const Tensor on_device = upload(numbers, fields[0]);
   const auto* data = static_cast<const int64_t*>(on_device.data_ptr());
-  const AscendCopy job{data, data + num_fields * kFieldNumbers, num_fields, static_cast<int64_t>(pieces.size()), tokens};
+  const auto num_pieces = static_cast<int64_t>(pieces.size());
+  const AscendCopy job{data, data + num_fields * kFieldNumbers, num_fields, num_pieces, tokens};
   // Tensors are captured: their memory must not go to another before the launch has its turn.
   enqueue("mdapo_pack_copy", [=](void* stream) {
     (void)fields, (void)outputs, (void)on_device;

@@ -1,7 +1,7 @@
 // pack and unpack on Ascend: a vector core fills a range of destination tokens of every field, through UB.
 //
-// Bytes are bytes: nothing is computed, and no address has to be aligned (DataCopyPad moves exactly what it is told). Two
-// buffers, so that one is filled while the other is emptied; zeros come from a third that is cleared once.
+// Nothing is computed, and no address in GM has to be aligned (DataCopyPad moves exactly what it is told). Two buffers,
+// so that one is filled while the other is emptied; zeros come from a third that is cleared once.
 #include "common/ascend_kernel.h"
 
 #include "pack/pack_ascend.h"

@@ -1,5 +1,5 @@
-// token_logprob: a tile of logits and its index maths; nothing of the standard library but fixed-width integers, so that
-// Ascend C kernels share it too.
+// token_logprob: a tile of logits and its index maths; nothing of the standard library but fixed-width integers, so
+// that Ascend C kernels share it too.
 #pragma once
 
 #include <cstdint>

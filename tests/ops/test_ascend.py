@@ -1,4 +1,4 @@
-"""What the Ascend host twin shows beside the vectors: that it catches broken kernels, and that kernels keep to its API."""
+"""What the Ascend host twin shows beside the vectors: it catches broken kernels, and kernels keep to its API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_kernels_use_nothing_that_an_ai_core_lacks(path: Path) -> None:
 
 
 def tile_of(dtype: torch.dtype) -> dict[str, Any]:
-    """70 rows of two chunks, more than a batch a core; a few logits of -inf; a target in most rows, one of them certain."""
+    """Rows of two chunks, more than a batch a core; some logits of -inf; a target in most rows, one nearly certain."""
     generator = torch.Generator().manual_seed(3)
     logits_RC = torch.randn(200, 4133, generator=generator).to(dtype)
     logits_RC[:, 7::500] = -torch.inf

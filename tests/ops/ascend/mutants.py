@@ -12,7 +12,7 @@ WRONG = "wrong result"
 
 @dataclass(frozen=True)
 class Mutant:
-    """In ``file``, the first ``old`` becomes ``new``; running ``vector`` must end in ``message``, a regular expression."""
+    """In ``file``, the first ``old`` becomes ``new``; running ``vector`` must end in ``message``, a pattern."""
 
     name: str
     file: str

@@ -1,4 +1,4 @@
-"""token_logprob and pack by their Ascend C kernels on the host twin (csrc/ascend_twin), in the place of the ops' own."""
+"""token_logprob and pack by their Ascend C kernels on the host twin (csrc/ascend_twin), in the place of the ops."""
 
 from __future__ import annotations
 

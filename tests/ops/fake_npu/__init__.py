@@ -30,7 +30,12 @@ def install() -> None:
     npu.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
     torch._register_device_module("npu", npu)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    flags = ["-DMDAPO_ASCEND_TWIN", "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-I{CSRC}", f"-I{CSRC / 'ascend_twin'}"]
+    flags = [
+        "-DMDAPO_ASCEND_TWIN",
+        "-DTORCH_TARGET_VERSION=0x020a000000000000",
+        f"-I{CSRC}",
+        f"-I{CSRC / 'ascend_twin'}",
+    ]
     torch.ops.load_library(str(_build("mdapo_npu", sorted(CSRC.glob("*/*_ascend_*.cpp")), flags)))
 
 

@@ -1,5 +1,5 @@
-// A device "npu" on the host's memory, so that code for Ascend can be run without one: tensors live on PrivateUse1, every
-// operator that is not registered for it is done by the CPU's. Nothing of it is meant for anything but tests.
+// A device "npu" on the host's memory, so that code for Ascend can be run without one: tensors live on PrivateUse1,
+// every operator that is not registered for it is done by the CPU's. Nothing of it is meant for anything but tests.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
