@@ -69,13 +69,14 @@ class Score:
 
     ``value`` is the shaped total that trains; ``outcome`` the raw outcome (accuracy or success in [0, 1]) that filters
     look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the
-    episode is masked.
+    episode is masked. ``before``, where turns get credit of their own: the value as it stood before each agent turn.
     """
 
     value: float
     outcome: float
     parts: Mapping[str, float] = field(default_factory=dict)
     valid: bool = True
+    before: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,22 +155,24 @@ class MicroBatch:
     """One packed forward: N sequences end to end in T tokens, R of which are scored (those whose *next* token the
     policy wrote).
 
-    A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank with fewer samples) has
-    the same fields with ``loss_weights_R == 0`` and still runs forward and backward. The last segment may be a dummy
-    that pads T.
+    With ``parents`` the segments are nodes of a prefix tree: segment i continues segment ``parents[i]`` (-1: none) and
+    sees all its ancestors. A vocabulary projection is needed only at ``loss_index_R``. A zero-weight filler (a rank
+    with fewer samples) has the same fields with ``loss_weights_R == 0`` and still runs forward and backward. The last
+    segment may be a dummy that pads T.
     """
 
     ids_T: torch.Tensor  # int64 [T]
-    positions_T: torch.Tensor  # int64 [T], restart at 0 in each segment
+    positions_T: torch.Tensor  # int64 [T], in the sequence: from 0 in each segment that has no parent
     cu_seqlens: tuple[int, ...]  # host ints, N + 1 entries, from 0 to T
     loss_index_R: torch.Tensor  # int64 [R], positions in T whose next token is scored
     targets_R: torch.Tensor  # int64 [R]
-    segment_R: torch.Tensor  # int64 [R], which segment (0 .. N - 1) each scored token belongs to
+    segment_R: torch.Tensor  # int64 [R], ascending: which sequence (0 .. N - 1) each scored token belongs to
     advantages_R: torch.Tensor  # float32 [R]
     loss_weights_R: torch.Tensor  # float32 [R]
     rollout_logps_R: torch.Tensor  # float32 [R]
     old_logps_R: torch.Tensor | None = None  # float32 [R]; None when the step is on-policy: logp.detach() stands in
     ref_logps_R: torch.Tensor | None = None  # float32 [R]; only with a KL term
+    parents: tuple[int, ...] = ()  # N host ints when prefixes are shared, a parent before its children
 
     @property
     def num_tokens(self) -> int:

@@ -18,7 +18,8 @@ import torch
 from _goals import Goal, show
 
 from mdapo import device
-from mdapo.data.shares import FIELDS, FILLER_TOKENS, Rows, micro_batches, pack_shares, trimmed
+from mdapo.data.shares import FIELDS, FILLER_TOKENS, Rows, pack_shares, trimmed
+from mdapo.data.unfold import unfold
 from mdapo.data.wire import dump_share, load_share
 from mdapo.ops.balance import Plan, plan_micro_batches
 
@@ -59,7 +60,7 @@ def coordinate(step: Rows) -> tuple[Plan, list[bytes], list[float]]:
 def check(step: Rows, plan: Plan, sent: list[bytes]) -> None:
     """The first ranks unfold what was planned for them."""
     for rank, data in zip(plan.ranks[:3], sent, strict=False):
-        [mini] = micro_batches(load_share(data))
+        [mini] = unfold(load_share(data))
         assert [b.num_tokens for b in mini] == [int(step.lengths_N[list(micro)].sum()) for micro in rank]
 
 

@@ -50,6 +50,11 @@ def by_loop(mask_BS: Tensor, fields: dict[str, Tensor]) -> list[Tensor]:
     return [torch.cat([field[b][mask_BS[b]] for b in range(B)]) for field in fields.values()]
 
 
+def by_concatenation(rows: dict[str, list[Tensor]]) -> list[Tensor]:
+    torch.tensor([0, *map(len, rows["ids"])]).cumsum(0)  # cu_seqlens
+    return [torch.cat(parts) for parts in rows.values()]
+
+
 def by_index_put(index_T: Tensor, packed: dict[str, Tensor]) -> list[Tensor]:
     unpacked = []
     for field in packed.values():
@@ -73,7 +78,7 @@ def measure() -> list[Goal]:
         "copy": lambda: target.copy_(source),
         "pack": lambda: pack(fields, segments_of_mask(mask_BS)),
         "index_select": lambda: by_index(mask_BS, fields),
-        "concatenation": lambda: [torch.cat(parts) for parts in rows.values()],
+        "concatenation": lambda: by_concatenation(rows),
         "loop": lambda: by_loop(mask_BS, fields),
     }
     unpacking: dict[str, Callable[[], object]] = {

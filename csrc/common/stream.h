@@ -42,6 +42,11 @@ inline void stream_copy(uint8_t* to, const uint8_t* from, int64_t size, const ui
   std::memcpy(to + at, from + at, static_cast<size_t>(size - at));
 }
 
+// Asks for bytes that will be read soon.
+inline void fetch(const uint8_t* from, int64_t size) {
+  for (int64_t at = 0; at < size; at += kLine) __builtin_prefetch(from + at, 0, 2);
+}
+
 inline void stream_zeros(uint8_t* to, int64_t size) {
   constexpr uint8_t kZeros[kLine] = {};
   int64_t at = to_next_line(to, size);

@@ -52,9 +52,9 @@ inline void check(const Runs& runs, Shard shard, int64_t rows, int64_t total) {
   require(total % chunks == 0, "the total is no multiple of 2 * cp");
   for (int64_t i = 0; i < runs.count; ++i) {
     const int64_t start = runs.row_start[i], length = runs.length[i], begin = runs.begin[i], span = runs.span[i];
-    require(length >= 0 && start >= 0 && length <= rows && start <= rows - length, "lies outside the rows", i);
+    require(length >= 0 && start >= 0 && start <= rows - length, "lies outside the rows", i);
     require(span >= length, "is longer than its segment", i);
-    require(begin >= 0 && span <= total && begin <= total - span, "its segment lies outside the packed buffer", i);
+    require(begin >= 0 && begin <= total - span, "its segment lies outside the packed buffer", i);
     require(begin % chunks == 0 && span % chunks == 0, "its segment is no multiple of 2 * cp", i);
   }
 }

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kGrainBytes = 1 << 18;   // less is not worth another thread
 constexpr int64_t kStreamBytes = 4 << 20;  // more does not stay in a core's own cache
+constexpr int64_t kFetchBytes = 4096;      // of the next row: the hardware does not look over the end of a page
 
 std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Piece>& pieces, int64_t tokens) {
   std::vector<Tensor> outputs;
@@ -48,6 +49,7 @@ Tensor mask_spans(Tensor mask) {
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, size));
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
+      if (b + 1 < end) fetch(data + (b + 1) * size, std::min(size, kFetchBytes));
       first[2 * rows + b] = mask_span(data + b * size, size, first + b, first + rows + b) ? 1 : 0;
     }
   });

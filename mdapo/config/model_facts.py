@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mdapo.config.problems import Problem
+from mdapo.errors import UserError
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -32,6 +34,8 @@ class ModelFacts:
     dtype: str
     qkv_bias: bool
     qk_norm: bool
+    rope_theta: float = 10000.0
+    eps: float = 1e-6  # of the RMS norms
 
     @property
     def layer_parameters(self) -> int:
@@ -58,29 +62,87 @@ class ModelFacts:
         embeddings = self.embedding_parameters * (1 if self.tied else 2)
         return self.layers * self.layer_parameters + embeddings + self.hidden
 
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight of the model: Hugging Face name -> shape, in Hugging Face's usual order."""
+        q, kv, hidden, ffn = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.ffn
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (q, hidden),
+            "self_attn.k_proj.weight": (kv, hidden),
+            "self_attn.v_proj.weight": (kv, hidden),
+            "self_attn.o_proj.weight": (hidden, q),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (ffn, hidden),
+            "mlp.up_proj.weight": (ffn, hidden),
+            "mlp.down_proj.weight": (hidden, ffn),
+        }
+        if self.qkv_bias:
+            layer |= {f"self_attn.{p}_proj.bias": (q if p == "q" else kv,) for p in "qkv"}
+        if self.qk_norm:
+            layer |= {f"self_attn.{p}_norm.weight": (self.head_dim,) for p in "qk"}
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab, hidden)}
+        shapes |= {f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()}
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tied:
+            shapes["lm_head.weight"] = (self.vocab, hidden)
+        return shapes
+
 
 def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFacts | None, list[Problem]]:
     """The facts of a model folder (None when ``config.json`` cannot be used), and everything that is wrong with it."""
-    path = Path(folder)
+    facts, problems = _read(Path(folder), key)
+    if not Path(folder).is_dir():
+        return facts, problems
+    return facts, [*problems, *_weights(Path(folder), key)]
+
+
+def require_facts(folder: str | Path, *, key: str = "model.path") -> ModelFacts:
+    """The facts of a folder whose ``config.json`` is that of a model we run. Raises ``UserError`` with every reason."""
+    facts, problems = _read(Path(folder), key)
+    if problems or facts is None:
+        raise UserError([f"{problem.key}: {problem.text}" for problem in problems])
+    return facts
+
+
+def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     if not path.is_dir():
-        hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(folder))
-        hint = f"; nothing is downloaded: hf download {folder} --local-dir {folder}" if hub else ""
-        return None, [Problem(key, f"no such folder: {folder}{hint}")]
-    problems = _weights(path, key)
+        hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(path))
+        hint = f"; nothing is downloaded: hf download {path} --local-dir {path}" if hub else ""
+        return None, [Problem(key, f"no such folder: {path}{hint}")]
     raw, why = _json(path / "config.json")
     if raw is None:
-        return None, [Problem(key, why), *problems]
+        return None, [Problem(key, why)]
     wrong = [k for k in _NEEDED if not _positive(raw.get(k))]
-    problems += [
-        Problem(key, f"{path}/config.json: {k} must be a positive whole number, not {raw.get(k)!r}") for k in wrong
-    ]
-    architecture = str((raw.get("architectures") or ["none"])[0])
+    reasons = [f"{k} must be a positive whole number, not {raw.get(k)!r}" for k in wrong]
+    named = raw.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else "none"
+    reasons += _refused(raw, architecture)
+    facts = None if wrong else _facts(raw, architecture)
+    return facts, [Problem(key, f"{path}/config.json: {reason}") for reason in reasons]
+
+
+def _refused(raw: dict[str, Any], architecture: str) -> Iterator[str]:
+    """What we would compute wrongly."""
     if architecture not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        problems.append(
-            Problem(key, f"{path}/config.json: architecture {architecture} is not supported; {supported} are")
-        )
-    return (None if wrong else _facts(raw, architecture)), problems
+        yield f"architecture {architecture} is not supported; {', '.join(ARCHITECTURES)} are"
+    for key in ("rope_parameters", "rope_scaling"):  # transformers 5 and 4
+        part = raw.get(key) or {}
+        kind = part.get("rope_type", part.get("type", "default"))
+        if kind != "default":
+            yield f"{key} of type {kind!r} is not supported: scaled rotary embedding"
+    if raw.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act {raw['hidden_act']!r} is not supported, only silu"
+    sliding = raw.get("use_sliding_window") or any(t != "full_attention" for t in raw.get("layer_types") or ())
+    if sliding or (architecture == "LlamaForCausalLM" and raw.get("sliding_window")):
+        yield "sliding-window attention is not supported"
+    if any(raw.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        yield "mixture-of-experts models are not supported"
+    if architecture != "Qwen2ForCausalLM" and raw.get("attention_bias"):
+        yield f"attention_bias is not supported for {architecture}"
+    if raw.get("mlp_bias"):
+        yield "mlp_bias is not supported"
+    if raw.get("partial_rotary_factor", 1.0) != 1.0:
+        yield "partial_rotary_factor is not supported"
 
 
 def tokenizer_problems(folder: str | Path, *, key: str) -> list[Problem]:
@@ -109,6 +171,8 @@ def _facts(raw: dict[str, Any], architecture: str) -> ModelFacts:
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         qkv_bias=architecture == "Qwen2ForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
+        rope_theta=float((raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))),
+        eps=float(raw.get("rms_norm_eps", 1e-6)),
     )
 
 

@@ -59,6 +59,8 @@ def _lengths(config: Config) -> Iterator[Problem]:
             f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}",
             length_keys[1:2],
         )
+    if config.actor.share_prefix is True and not config.actor.use_remove_padding:
+        yield Problem("actor.share_prefix", "true needs actor.use_remove_padding=true", ("actor.use_remove_padding",))
     buffer = config.reward.overlong_buffer_cfg
     if buffer.enable and buffer.len > response:
         yield Problem(

@@ -78,6 +78,7 @@ class Rollout(Section):
     urls: list[str] = []
     n_resp_per_prompt: Positive = 8
     max_turns: Positive = 1  # assistant turns
+    stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
     max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
     max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
     temperature: PositiveFloat = 1.0
@@ -143,6 +144,7 @@ class Algorithm(Section):
     entropy_coef: float = 0.0
     mask_truncated: bool = False  # truncated episodes carry no loss
     gamma: Fraction = 1.0
+    turn_credit: Fraction = 0.0  # share of a token's advantage that is its own turn's; the rest is the episode's
     kl: Kl = Kl()
     filter_groups: FilterGroups = FilterGroups()
     rollout_correction: RolloutCorrection = RolloutCorrection()
@@ -164,6 +166,7 @@ class Actor(Section):
     ppo_micro_batch_size: Positive = 4
     over_cap: Literal["error", "alone"] = "error"  # one sequence longer than the cap
     use_remove_padding: bool = True  # false: pad every row of a micro-batch to its longest (slow; a reference)
+    share_prefix: Literal["auto"] | bool = "auto"  # common beginnings computed once; auto: wherever padding is removed
     recompute: Literal["none", "selective", "full"] = "none"
 
 

@@ -1,4 +1,4 @@
-"""Groups -> samples with credit -> a plan -> packed micro-batches.
+"""Groups -> samples with credit -> a plan -> shares.
 
 Everything that needs to see the whole step happens here, on one rank: advantages, the loss denominators (inside
 ``Sample.loss_weights``) and the cut. What follows is a plain sum over micro-batches and ranks.
@@ -6,21 +6,24 @@ Everything that needs to see the whole step happens here, on one rank: advantage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mdapo.algorithms.advantages import advantages, spread
+from mdapo.algorithms.advantages import advantages, spread, turn_advantages
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
+from mdapo.data.prefix_tree import prefix_tree
 from mdapo.data.shares import Share, pack_shares, rows_of
-from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches
+from mdapo.data.unfold import unfold
+from mdapo.ops.balance import Plan, plan_fixed, plan_micro_batches, token_cost
 from mdapo.types import Sample
 
 if TYPE_CHECKING:
-    from mdapo.config.schema import Config
-    from mdapo.types import Episode, Group
+    from mdapo.config.schema import Algorithm, Config
+    from mdapo.types import Episode, Group, MicroBatch
 
 
 def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
@@ -44,6 +47,7 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
     advantage_N = advantages(
         value_N, group_N, estimator=algorithm.advantage_estimator, valid_N=carries_N, tokens_N=tokens_N
     )
+    credit_NT = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
     weight_N = np.zeros(len(episodes))
     mini_N = group_N // mini_batch_groups(cfg)
     for mini in np.unique(mini_N):
@@ -55,7 +59,14 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
             max_response_len=cfg.rollout.max_response_len,
         )
     samples = [
-        _sample(episode, group=g, advantage=float(advantage_N[i]), weight=float(weight_N[i]), gamma=algorithm.gamma)
+        _sample(
+            episode,
+            group=g,
+            advantage=float(advantage_N[i]),
+            turns=credit_NT[i],
+            weight=float(weight_N[i]),
+            algorithm=algorithm,
+        )
         for i, (g, episode) in enumerate(episodes)
     ]
     carried = advantage_N[carries_N]
@@ -94,42 +105,160 @@ def plan_shares(
     rows = rows_of(samples)
     trains = np.flatnonzero(rows.trains_N)
     mini_of = np.array([sample.group for sample in samples], np.int64)[trains] // mini_batch_groups(cfg)
-    by_rank: list[list[list[list[int]]]] = [[] for _ in range(dp)]
+    cut: list[list[list[list[int]]]] = [[] for _ in range(dp)]
     for mini in np.unique(mini_of):
         members = trains[mini_of == mini].tolist()
         plan = _plan(
-            rows.lengths_N[members],
-            [samples[i].uid for i in members],
+            [samples[i] for i in members],
+            [rows.ids(i) for i in members],
             cfg,
             dp=dp,
             token_multiple=token_multiple,
             micro_multiple=micro_multiple,
         )
-        for rank, micro in zip(by_rank, plan.ranks, strict=True):
+        for rank, micro in zip(cut, plan.ranks, strict=True):
             rank.append([[members[i] for i in chosen] for chosen in micro])
-    return pack_shares(rows, by_rank, token_multiple=token_multiple, remove_padding=cfg.actor.use_remove_padding)
+    return pack_shares(rows, cut)
+
+
+def micro_batches(share: Share, cfg: Config, *, token_multiple: int = 1) -> list[list[MicroBatch]]:
+    """``[mini-batch][micro-batch]`` of a share, laid out as `plan_shares` counted its tokens."""
+    return unfold(
+        share,
+        token_multiple=token_multiple,
+        remove_padding=cfg.actor.use_remove_padding,
+        share_prefix=shares_prefix(cfg),
+    )
+
+
+def shares_prefix(cfg: Config) -> bool:
+    """Whether ``actor.share_prefix`` is on; ``auto`` is on wherever micro-batches are packed by tokens."""
+    wanted, possible = cfg.actor.share_prefix, cfg.actor.use_remove_padding and cfg.actor.use_dynamic_bsz
+    return possible if wanted == "auto" else wanted
 
 
 def _plan(
-    lengths: np.ndarray, names: Sequence[str], cfg: Config, *, dp: int, token_multiple: int, micro_multiple: int
+    samples: Sequence[Sample],
+    ids: Sequence[np.ndarray],
+    cfg: Config,
+    *,
+    dp: int,
+    token_multiple: int,
+    micro_multiple: int,
 ) -> Plan:
+    """Of one mini-batch; ``ids`` are the samples' as they will be packed."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     if not cfg.actor.use_remove_padding:
         lengths = -(-lengths // token_multiple) * token_multiple
     if not cfg.actor.use_dynamic_bsz:
         return plan_fixed(lengths, dp=dp, size=cfg.actor.ppo_micro_batch_size, multiple=micro_multiple)
-    return plan_micro_batches(
-        lengths,
-        dp=dp,
-        cap=cfg.actor.ppo_max_token_len // token_multiple * token_multiple,  # rounding up must not pass it
-        multiple=micro_multiple,
-        padded=not cfg.actor.use_remove_padding,
-        over_cap=cfg.actor.over_cap,
-        names=names,
+    cap = cfg.actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
+
+    def plan(lengths: Sequence[int] | np.ndarray) -> Plan:
+        return plan_micro_batches(
+            lengths,
+            dp=dp,
+            cap=cap,
+            multiple=micro_multiple,
+            padded=not cfg.actor.use_remove_padding,
+            over_cap=cfg.actor.over_cap,
+            names=[sample.uid for sample in samples],
+        )
+
+    alone = plan(lengths)
+    if not shares_prefix(cfg):
+        return alone
+    together = _together(ids, [sample.group for sample in samples], plan, cap=cap, lowest=_slowest(alone, lengths))
+    return together or alone
+
+
+def _together(
+    ids: Sequence[np.ndarray],
+    groups: Sequence[int],
+    plan: Callable[[Sequence[int]], Plan],
+    *,
+    cap: int,
+    lowest: float,
+) -> Plan | None:
+    """Of the plans that keep rows of a group together, the one that leaves the slowest rank least to do.
+
+    ``plan`` takes the tokens of what stays together. None where no plan undercuts ``lowest``.
+    """
+    best = None
+    largest = max(Counter(groups).values())
+    for parts in (2**k for k in range((largest - 1).bit_length())):  # a group whole, in halves, in quarters, ...
+        bundles = _bundles(groups, parts)
+        tokens = [prefix_tree([ids[i] for i in bundle]).num_tokens for bundle in bundles]
+        if max(tokens) > cap:
+            continue
+        found = plan(tokens)
+        unbundled = _unbundled(found, bundles)
+        if _slowest(found, tokens) < lowest and _keeps(unbundled, ids, cap):
+            lowest, best = _slowest(found, tokens), unbundled
+    return best
+
+
+def _keeps(plan: Plan, ids: Sequence[np.ndarray], cap: int) -> bool:
+    """Whether the shared tokens of every micro-batch are within ``cap``.
+
+    Several bundles in one tree can have more than the sum of theirs: where all have a beginning in common, what only
+    one of them goes on to share may be too short for a node.
+    """
+    chosen = [[ids[i] for i in micro] for rank in plan.ranks for micro in rank if len(micro) > 1]
+    return all(sum(map(len, rows)) <= cap or prefix_tree(rows).num_tokens <= cap for rows in chosen)
+
+
+def _bundles(groups: Sequence[int], parts: int) -> list[list[int]]:
+    """Each group's rows in so many parts of neighbours, which stay together."""
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    cut = (np.array_split(own, min(parts, len(own))) for own in members.values())
+    return [part.tolist() for own in cut for part in own]
+
+
+def _unbundled(plan: Plan, bundles: Sequence[Sequence[int]]) -> Plan:
+    return Plan(
+        tuple(
+            tuple(tuple(sorted(i for bundle in micro for i in bundles[bundle])) for micro in rank)
+            for rank in plan.ranks
+        )
     )
 
 
-def _sample(episode: Episode, *, group: int, advantage: float, weight: float, gamma: float) -> Sample:
+def _slowest(plan: Plan, lengths: Sequence[int] | np.ndarray) -> float:
+    """Work of the rank that has most of it."""
+    costs = token_cost(lengths)
+    return max(float(sum(costs[i] for micro in rank for i in micro)) for rank in plan.ranks)
+
+
+def _turn_credit(
+    episodes: Sequence[Episode], value_N: np.ndarray, group_N: np.ndarray, carries_N: np.ndarray, cfg: Config
+) -> list[np.ndarray]:
+    """Advantage of every agent turn, by episode; of none where turns get no credit of their own."""
+    if not cfg.algorithm.turn_credit:
+        return [np.zeros(0, np.float32)] * len(episodes)
+    before = []
+    for episode in episodes:
+        known = episode.score.before if episode.score is not None else ()
+        assert len(known) in (0, episode.num_agent_turns), f"{episode.prompt.uid}: a value before each turn"
+        before.append(known or (0.0,) * episode.num_agent_turns)
+    estimator = cfg.algorithm.advantage_estimator
+    assert estimator is not None
+    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N)
+
+
+def _sample(
+    episode: Episode, *, group: int, advantage: float, turns: np.ndarray, weight: float, algorithm: Algorithm
+) -> Sample:
     mask = episode.response_mask
+    advantages_L = spread(advantage, mask, gamma=algorithm.gamma)
+    if len(turns):
+        lengths = [len(t.ids) for t in episode.turns]
+        agent = np.cumsum([t.role == "assistant" for t in episode.turns]) - 1
+        own_L = np.concatenate([np.zeros(len(episode.prompt_ids)), np.repeat(turns[agent], lengths)])
+        share = algorithm.turn_credit
+        advantages_L = np.where(mask, (1.0 - share) * advantages_L + share * own_L, 0.0).astype(np.float32)
     return Sample(
         uid=f"{episode.prompt.uid}/{episode.index}",
         group=group,
@@ -137,7 +266,7 @@ def _sample(episode: Episode, *, group: int, advantage: float, weight: float, ga
         response_mask=mask,
         rollout_logps=episode.rollout_logps,
         versions=episode.versions,
-        advantages=spread(advantage, mask, gamma=gamma),
+        advantages=advantages_L,
         loss_weights=np.where(mask, weight, 0.0).astype(np.float32),
     )
 

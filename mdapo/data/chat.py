@@ -85,6 +85,7 @@ class ChatFormat:
     _end_of_turn: str = ""
     _observation: Callable[[tuple[Message, ...]], tuple[int, ...]] = field(init=False)
     _control: dict[str, int] = field(default_factory=dict)
+    _ids_with: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
     _control_re: re.Pattern[str] = field(default_factory=lambda: re.compile("(?!)"))
 
     @classmethod
@@ -154,6 +155,19 @@ class ChatFormat:
         while end and ids[end - 1] in self.stop_ids:
             end -= 1
         return self._text(ids[:end])
+
+    def ids_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """Ids of the tokens that have one of ``texts`` in them, control tokens left out (looked up once).
+
+        Raises ``UserError`` for a text that no single token has in it: it would never be found.
+        """
+        if texts and texts not in self._ids_with:
+            words = [(i, self._text([i])) for i in range(len(self.tokenizer)) if i not in self._control.values()]
+            for text in texts:
+                if not any(text in word for _, word in words):
+                    raise UserError(f"rollout.stop: no token of this tokenizer has {text!r} in it; give a shorter text")
+            self._ids_with[texts] = tuple(i for i, word in words if any(text in word for text in texts))
+        return self._ids_with.get(texts, ())
 
     # ---- template and tokenizer --------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Shares and groups as bytes: safetensors, no pickle. For scatter, replay, carried groups and checkpoints.
 
-A share is its packed fields and where segments and micro-batches begin. Groups are a few long arrays (all turns of all
+A share is its packed fields and where rows and micro-batches begin. Groups are a few long arrays (all turns of all
 episodes end to end) and one JSON text with everything else; the text travels as a byte tensor, for a safetensors header
 is limited in size.
 """
@@ -22,7 +22,7 @@ from mdapo.data.shares import FIELDS, Share
 from mdapo.errors import UserError
 from mdapo.types import Episode, Group, Message, Prompt, Score, Turn
 
-SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-2", "mdapo-groups-1"
+SHARE_FORMAT, GROUPS_FORMAT = "mdapo-share-3", "mdapo-groups-1"
 # numpy's types and safetensors' names; numpy's own names are slow to come by.
 TYPES = {np.dtype(np.int64): "I64", np.dtype(np.int32): "I32", np.dtype(np.float32): "F32", np.dtype(np.bool_): "BOOL"}
 # What reading bytes that are not ours can raise: all of it means the same to a user.
@@ -31,7 +31,7 @@ MALFORMED = (SafetensorError, ValueError, KeyError, TypeError, IndexError, Attri
 
 def dump_share(share: Share) -> bytes:
     """One rank's share, as bytes. Written here: a step has one for every rank, and this copies each byte once."""
-    arrays = {"cu_seqlens": share.cu_seqlens_M1, "bounds": share.bounds_G1, **share.fields}
+    arrays = {"cu_seqlens": share.cu_seqlens_N1, "bounds": share.bounds_G1, **share.fields}
     layout = json.dumps({"format": SHARE_FORMAT, "micro_batches": share.micro_batches})
     header: dict[str, Any] = {"__metadata__": {"layout": layout}}
     end = 0
@@ -117,8 +117,8 @@ def load_groups_file(path: Path) -> list[Group]:
 
 
 def _check(share: Share) -> None:
-    """ValueError unless segments and micro-batches follow one another up to the last token."""
-    cu, bounds, tokens = share.cu_seqlens_M1, share.bounds_G1, {len(field) for field in share.fields.values()}
+    """ValueError unless rows and micro-batches follow one another up to the last token."""
+    cu, bounds, tokens = share.cu_seqlens_N1, share.bounds_G1, {len(field) for field in share.fields.values()}
     for name, edges, end in (("cu_seqlens", cu, tokens.pop()), ("bounds", bounds, len(cu) - 1)):
         if tokens or edges[0] != 0 or edges[-1] != end or (np.diff(edges) < 0).any():
             raise ValueError(f"{name} does not lead from 0 to {end}")
@@ -177,11 +177,16 @@ def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader])
             turns=tuple(_turn(t, turns) for t in e["turns"]),
             messages=_messages_in(e["messages"]),
             end=e["end"],
-            score=None if e["score"] is None else Score(**e["score"]),
+            score=None if e["score"] is None else _score(e["score"]),
         )
         for e in entry["episodes"]
     ]
     return Group(prompt=prompt, episodes=tuple(episodes), version=entry["version"])
+
+
+def _score(entry: dict[str, Any]) -> Score:
+    fields: dict[str, Any] = {**entry, "before": tuple(entry.get("before", ()))}
+    return Score(**fields)
 
 
 def _turn(entry: dict[str, Any], readers: Sequence[_Reader]) -> Turn:

@@ -16,17 +16,16 @@ from mdapo.types import EndReason, Message, Prompt
 REPLIES: dict[str, tuple[str, ...]] = {
     "gives": (
         "It is {value}. What can you offer me?",
-        "Here you go: {value}. Can you offer me {right}?",
+        "Here you go: {value}. What will you offer me?",
         "{value}. So what do you offer?",
-        "Sure, {value}. Your site says that you offer {right}?",
-        "It is {value}. What happens now?",
+        "Sure, {value}. Can you offer me {right}?",
     ),
     "gives_cross": (
         "It is {value}. Not even an apology? What can you offer me?",
-        "{value}. You could say sorry. Can you offer me {right}?",
+        "{value}. You could say sorry. And what do you offer me?",
         "Fine: {value}. Are you not even sorry? So what do you offer?",
     ),
-    "told_already": ("I told you: {value}. Can you offer me {right}?", "As I said, {value}. So what do you offer?"),
+    "told_already": ("I told you: {value}. What can you offer me?", "As I said, {value}. So what do you offer?"),
     "why_that": (
         "Why would you need that? Do you not need my {detail}?",
         "I do not see how that helps. Which other details do you need?",
@@ -54,8 +53,8 @@ REPLIES: dict[str, tuple[str, ...]] = {
     "what_now": (
         "And what can you offer me?",
         "What do you offer me, then?",
-        "Your site says that you offer {right}?",
-        "Can you offer me {right}?",
+        "So what can you offer me?",
+        "Will you offer me {right}?",
     ),
     "angry": (
         "That does not help me. Which details do you need?",
@@ -97,7 +96,8 @@ class CustomerService:
         persuaded = turn.invites or (self._easy and offered_now)
         if now.offered_at is not None and persuaded and not turn.offers - {self._facts.remedy}:
             return self._say(self._random.choice(ACCEPTANCES), end="done")
-        advanced = _milestones(now) > _milestones(self._before)
+        # A first wrong offer is something to talk about.
+        advanced = _milestones(now) > _milestones(self._before) or (now.wrong and not self._before.wrong)
         self._before = now
         self._fruitless += not advanced
         if self._fruitless >= self._patience:

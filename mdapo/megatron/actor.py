@@ -24,10 +24,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from mdapo.algorithms.losses import MAXIMUM
+from mdapo.config.model_facts import require_facts
 from mdapo.config.schema import Config
 from mdapo.device import megatron_context
 from mdapo.errors import UserError
-from mdapo.megatron import hf_config, hf_mapping
+from mdapo.megatron import hf_mapping
 from mdapo.megatron.layout import Layout, from_last_stage, reduce_metrics
 from mdapo.megatron.model import build_chunks, packed_input, padded_input, transformer_config
 from mdapo.megatron.optimizer import build_optimizer, build_scheduler, clipped_norm
@@ -60,7 +61,7 @@ class Actor:
         ``trainable=False`` makes a reference model: no gradients, no optimizer.
         """
         self.cfg, self.layout = cfg, layout
-        self.hf = hf_config.read(model_path or cfg.model.path)
+        self.hf = require_facts(model_path or cfg.model.path)
         with megatron_context():
             self.config = transformer_config(cfg, self.hf, layout)
             chunks: list[Any] = list(build_chunks(cfg, self.hf, self.config, layout))
@@ -170,7 +171,7 @@ class Actor:
         if layout.dp_rank != 0:
             return
         owners = dist.get_process_group_ranks(parallel_state.get_pipeline_model_parallel_group())
-        parameters = hf_mapping.local_parameters(self.chunks)
+        parameters, shapes = hf_mapping.local_parameters(self.chunks), self.hf.weight_shapes()
         for slot in hf_mapping.slots(self.hf):
             stage, _ = hf_mapping.stage_of(slot, self.hf, pp=layout.pp, vpp=layout.vpp)
             shards: list[Tensor] = []
@@ -187,8 +188,8 @@ class Actor:
                 yield slot, hf_mapping.from_shards(slot, shards, self.hf)
             else:
                 dtype = of(next(iter(parameters.values()))).dtype
-                shapes = (hf_mapping.hf_shape(self.hf, name) for name in slot.hf_names)
-                full_tensors = tuple(torch.empty(s, dtype=dtype, device=layout.device.torch_device) for s in shapes)
+                where = layout.device.torch_device
+                full_tensors = tuple(torch.empty(shapes[n], dtype=dtype, device=where) for n in slot.hf_names)
                 for full in full_tensors:
                     dist.recv(full, owners[stage])
                 yield slot, full_tensors

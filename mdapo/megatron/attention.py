@@ -9,7 +9,9 @@ is thus bound to its micro-batch also when recomputation or a pipeline has sever
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,13 +32,46 @@ class SegmentLayout:
     cu_seqlens: tuple[int, ...] | None
     cos_SBD: Tensor
     sin_SBD: Tensor
-    cu_seqlens_device: Tensor | None = None  # int32 [N + 1] on the device, where a kernel wants it there
+    parents: tuple[int, ...] = ()  # of segments that continue others (a prefix tree)
     qkv_format: str = "segments"
+    made: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # masks and offsets, once for all layers
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         assert self.cu_seqlens is not None
         return [b - a for a, b in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False)]
+
+    @cached_property
+    def paths(self) -> list[list[int]]:
+        """For each segment, its ancestors from the root, and itself."""
+        paths: list[list[int]] = []
+        for segment, parent in enumerate(self.parents or [-1] * len(self.lengths)):
+            paths.append([*(paths[parent] if parent >= 0 else []), segment])
+        return paths
+
+    def with_ancestors(self, keys: Tensor) -> Tensor:
+        """[T, ...] to each segment's path, end to end (slices and one concatenation: its gradient is deterministic)."""
+        parts = keys.split(self.lengths)
+        return torch.cat([parts[segment] for path in self.paths for segment in path]) if self.parents else keys
+
+    @cached_property
+    def key_lengths(self) -> list[int]:
+        """Tokens that the last query of each segment sees."""
+        return [sum(self.lengths[segment] for segment in path) for path in self.paths]
+
+    def mask(self, queries: int, keys: int, like: Tensor) -> Tensor:
+        """Additive causal mask [queries, keys], aligned to the lower right: the last query sees every key."""
+        if (queries, keys) not in self.made:
+            hidden = torch.full((queries, keys), -torch.inf, dtype=like.dtype, device=like.device)
+            self.made[queries, keys] = hidden.triu(keys - queries + 1)
+        return self.made[queries, keys]
+
+    def on_device(self, lengths: list[int], where: torch.device) -> Tensor:
+        """int32 [N + 1]: where segments of these lengths begin and end."""
+        ends = tuple(accumulate(lengths, initial=0))
+        if ends not in self.made:
+            self.made[ends] = torch.tensor(ends, dtype=torch.int32).to(where, non_blocking=True)
+        return self.made[ends]
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,14 +114,19 @@ def _attend_cpu(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout
 
     def one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         grouped = q.shape[2] != k.shape[2]
+        mask = layout.mask(len(q), len(k), q) if len(q) != len(k) else None
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))  # [B, heads, L, D]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped)
         return out.permute(2, 0, 1, 3)
 
     if layout.cu_seqlens is None:
         return one(query, key, value).to(dtype)
-    split = (x.split(layout.lengths) for x in (query, key, value))
-    return torch.cat([one(q, k, v) for q, k, v in zip(*split, strict=True)]).to(dtype)
+    q, k, v = (x.split(layout.lengths) for x in (query, key, value))
+
+    def along(parts: tuple[Tensor, ...], path: list[int]) -> Tensor:
+        return parts[path[0]] if len(path) == 1 else torch.cat([parts[segment] for segment in path])
+
+    return torch.cat([one(q[path[-1]], along(k, path), along(v, path)) for path in layout.paths]).to(dtype)
 
 
 def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout, scale: float) -> Tensor:
@@ -96,10 +136,12 @@ def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayou
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x.squeeze(1) for x in (query, key, value))
-    cu, longest, grouped = layout.cu_seqlens_device, max(layout.lengths), q.shape[1] != k.shape[1]
-    assert cu is not None
-    causal = (-1, 0)  # keys to the left without limit, none to the right
-    out = varlen_attn(q, k, v, cu, cu, longest, longest, scale=scale, window_size=causal, enable_gqa=grouped)
+    sizes = (layout.lengths, layout.key_lengths)
+    cu_q, cu_k = (layout.on_device(lengths, query.device) for lengths in sizes)
+    k, v, grouped = layout.with_ancestors(k), layout.with_ancestors(v), q.shape[1] != k.shape[1]
+    causal = (-1, 0)  # keys to the left without limit, none to the right; aligned to the last of both
+    longest = [max(lengths) for lengths in sizes]
+    out = varlen_attn(q, k, v, cu_q, cu_k, *longest, scale=scale, window_size=causal, enable_gqa=grouped)
     assert isinstance(out, Tensor)  # a tuple only where more was asked for
     return out.unsqueeze(1)
 
@@ -116,18 +158,17 @@ def _attend_npu(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout
 
     q, k, v = (x.squeeze(1).contiguous() for x in (query, key, value))
     hidden = torch.triu(torch.ones(2048, 2048, dtype=torch.bool, device=q.device), diagonal=1)
-    ends = list(layout.cu_seqlens[1:])
     out = torch_npu.npu_fusion_attention(
         q,
-        k,
-        v,
+        layout.with_ancestors(k),
+        layout.with_ancestors(v),
         q.shape[1],
         input_layout="TND",
         atten_mask=hidden,
         scale=scale,
         sparse_mode=3,
-        actual_seq_qlen=ends,
-        actual_seq_kvlen=ends,
+        actual_seq_qlen=list(accumulate(layout.lengths)),
+        actual_seq_kvlen=list(accumulate(layout.key_lengths)),
     )
     return out[0].unsqueeze(1)
 

@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mdapo.config.model_facts import ModelFacts
 from mdapo.errors import UserError
-from mdapo.megatron.hf_config import HfConfig
 
 Kind = Literal["vocab", "replicated", "qkv", "rows", "columns", "gate_up"]
 
@@ -33,7 +33,7 @@ class Slot:
     first: bool = False
 
 
-def slots(hf: HfConfig) -> list[Slot]:
+def slots(hf: ModelFacts) -> list[Slot]:
     """All parameters of the model, in Hugging Face's usual order."""
     out = [Slot("embedding.word_embeddings.weight", None, "vocab", ("model.embed_tokens.weight",), first=True)]
     for layer in range(hf.layers):
@@ -59,37 +59,24 @@ def slots(hf: HfConfig) -> list[Slot]:
     return out
 
 
-def hf_shape(hf: HfConfig, name: str) -> tuple[int, ...]:
-    """Shape of a Hugging Face tensor."""
-    q, kv = hf.heads * hf.head_dim, hf.kv_heads * hf.head_dim
-    if name in ("model.embed_tokens.weight", "lm_head.weight"):
-        return (hf.vocab, hf.hidden)
-    *_, module, kind = name.split(".")
-    sizes = {"q_proj": (q, hf.hidden), "k_proj": (kv, hf.hidden), "v_proj": (kv, hf.hidden), "o_proj": (hf.hidden, q),
-             "gate_proj": (hf.ffn, hf.hidden), "up_proj": (hf.ffn, hf.hidden), "down_proj": (hf.hidden, hf.ffn),
-             "q_norm": (hf.head_dim,), "k_norm": (hf.head_dim,)}  # fmt: skip
-    shape = sizes.get(module, (hf.hidden,))
-    return shape[:1] if kind == "bias" else shape
-
-
 def _pad_rows(weight: Tensor, multiple: int) -> Tensor:
     missing = -weight.shape[0] % multiple
     return torch.cat([weight, weight.new_zeros(missing, *weight.shape[1:])]) if missing else weight
 
 
-def _fuse_qkv(parts: Sequence[Tensor], hf: HfConfig) -> Tensor:
+def _fuse_qkv(parts: Sequence[Tensor], hf: ModelFacts) -> Tensor:
     """Megatron keeps, for each kv head, its query heads, then the key, then the value."""
     grouped = [x.unflatten(0, (hf.kv_heads, -1)) for x in parts]
     return torch.cat(grouped, dim=1).flatten(0, 1)
 
 
-def _split_qkv(weight: Tensor, hf: HfConfig) -> tuple[Tensor, ...]:
+def _split_qkv(weight: Tensor, hf: ModelFacts) -> tuple[Tensor, ...]:
     queries = hf.heads // hf.kv_heads * hf.head_dim
     grouped = weight.unflatten(0, (hf.kv_heads, -1))
     return tuple(x.flatten(0, 1) for x in grouped.split([queries, hf.head_dim, hf.head_dim], dim=1))
 
 
-def to_shard(slot: Slot, parts: Sequence[Tensor], hf: HfConfig, *, tp: int, tp_rank: int) -> Tensor:
+def to_shard(slot: Slot, parts: Sequence[Tensor], hf: ModelFacts, *, tp: int, tp_rank: int) -> Tensor:
     """The shard of one tensor-parallel rank, from the slot's Hugging Face tensors."""
     if slot.kind == "qkv":
         return _fuse_qkv(parts, hf).chunk(tp, 0)[tp_rank]
@@ -101,7 +88,7 @@ def to_shard(slot: Slot, parts: Sequence[Tensor], hf: HfConfig, *, tp: int, tp_r
     return weight.chunk(tp, 1)[tp_rank] if slot.kind == "columns" else weight
 
 
-def from_shards(slot: Slot, shards: Sequence[Tensor], hf: HfConfig) -> tuple[Tensor, ...]:
+def from_shards(slot: Slot, shards: Sequence[Tensor], hf: ModelFacts) -> tuple[Tensor, ...]:
     """The slot's full Hugging Face tensors, from the shards of all tensor-parallel ranks."""
     if slot.kind == "replicated":
         return (shards[0],)
@@ -114,7 +101,7 @@ def from_shards(slot: Slot, shards: Sequence[Tensor], hf: HfConfig) -> tuple[Ten
     return _split_qkv(whole, hf) if slot.kind == "qkv" else (whole[: hf.vocab],)
 
 
-def stage_of(slot: Slot, hf: HfConfig, *, pp: int, vpp: int) -> tuple[int, int]:
+def stage_of(slot: Slot, hf: ModelFacts, *, pp: int, vpp: int) -> tuple[int, int]:
     """Pipeline stage and chunk (even, interleaved split) that hold a slot."""
     if slot.layer is None:
         return (0, 0) if slot.first else (pp - 1, vpp - 1)
@@ -139,8 +126,8 @@ def local_parameters(chunks: Sequence[torch.nn.Module]) -> dict[tuple[str, int |
 class HfFolder:
     """The safetensors of a model folder, read one tensor at a time."""
 
-    def __init__(self, folder: str | Path, hf: HfConfig) -> None:
-        self.folder, self.hf = Path(folder), hf
+    def __init__(self, folder: str | Path, hf: ModelFacts) -> None:
+        self.folder, self.hf, self.shapes = Path(folder), hf, hf.weight_shapes()
         self.file_of = self._find()
         self._open: dict[str, Any] = {}
         wanted = {name for slot in slots(hf) for name in slot.hf_names}
@@ -183,10 +170,8 @@ class HfFolder:
             tensor = self._open[path.name].get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path}: {name} cannot be read: {error}") from error
-        if tuple(tensor.shape) != hf_shape(self.hf, name):
-            raise UserError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, config.json means {hf_shape(self.hf, name)}"
-            )
+        if tuple(tensor.shape) != self.shapes[name]:
+            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json means {self.shapes[name]}")
         return tensor
 
 

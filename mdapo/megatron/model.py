@@ -19,10 +19,10 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from mdapo.config.model_facts import ModelFacts
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 from mdapo.megatron.attention import SegmentAttention, SegmentLayout, rotary_tables
-from mdapo.megatron.hf_config import HfConfig
 from mdapo.megatron.layers import RMSNorm, SwiGlu
 from mdapo.megatron.layout import Layout
 from mdapo.megatron.vocab import logprob_and_entropy
@@ -48,7 +48,7 @@ def _recompute(mode: str) -> dict[str, Any]:
     return {"recompute_granularity": "selective"} if mode == "selective" else {}
 
 
-def transformer_config(cfg: Config, hf: HfConfig, layout: Layout) -> TransformerConfig:
+def transformer_config(cfg: Config, hf: ModelFacts, layout: Layout) -> TransformerConfig:
     """Megatron's configuration of the model and its parallelism, with the user's ``megatron.transformer`` merged in.
 
     Raises:
@@ -136,7 +136,7 @@ class ModelInput:
 class ActorModel(GPTModel):
     """GPTModel whose last stage returns (log-probs, entropies), float32 [R] each; the others return hidden states."""
 
-    def __init__(self, *args: Any, hf: HfConfig, temperature: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, hf: ModelFacts, temperature: float, **kwargs: Any) -> None:
         super().__init__(*args, position_embedding_type="none", **kwargs)
         self.hf, self.temperature = hf, temperature
         self.output_grad_direct = False  # set where nothing waits for the output layer's gradient hook
@@ -166,7 +166,7 @@ class ActorModel(GPTModel):
         )
 
 
-def padded_vocab(hf: HfConfig, tp: int) -> int:
+def padded_vocab(hf: ModelFacts, tp: int) -> int:
     """The vocabulary rounded up to a multiple of the tensor-parallel size."""
     return -(-hf.vocab // tp) * tp
 
@@ -182,7 +182,7 @@ def _layer_spec(config: TransformerConfig) -> ModuleSpec:
     return spec
 
 
-def build_chunks(cfg: Config, hf: HfConfig, config: TransformerConfig, layout: Layout) -> list[ActorModel]:
+def build_chunks(cfg: Config, hf: ModelFacts, config: TransformerConfig, layout: Layout) -> list[ActorModel]:
     """This rank's model chunks (one; ``vpp`` of them with virtual pipelines), weights not yet loaded."""
     chunks = []
     for index in range(layout.vpp):
@@ -208,15 +208,16 @@ def build_chunks(cfg: Config, hf: HfConfig, config: TransformerConfig, layout: L
     return chunks
 
 
-def packed_input(mb: MicroBatch, hf: HfConfig, dtype: torch.dtype) -> ModelInput:
+def packed_input(mb: MicroBatch, hf: ModelFacts, dtype: torch.dtype) -> ModelInput:
     """The packed path: all segments end to end in one row of T tokens."""
     cos, sin = rotary_tables(mb.positions_T[:, None], hf.head_dim, hf.rope_theta, dtype)
-    cu = None if mb.ids_T.device.type == "cpu" else torch.tensor(mb.cu_seqlens, dtype=torch.int32).to(mb.ids_T.device)
-    return ModelInput(mb.ids_T[None], SegmentLayout(mb.cu_seqlens, cos, sin, cu), mb.loss_index_R, mb.targets_R)
+    segments = SegmentLayout(mb.cu_seqlens, cos, sin, mb.parents)
+    return ModelInput(mb.ids_T[None], segments, mb.loss_index_R, mb.targets_R)
 
 
-def padded_input(mb: MicroBatch, hf: HfConfig, dtype: torch.dtype, multiple: int) -> ModelInput:
+def padded_input(mb: MicroBatch, hf: ModelFacts, dtype: torch.dtype, multiple: int) -> ModelInput:
     """The reference path: a row for each segment, padded behind to the longest (a multiple of ``multiple``)."""
+    assert not mb.parents, "a padded row has no place for a shared prefix"
     starts = torch.tensor(mb.cu_seqlens[:-1], device=mb.ids_T.device)
     lengths = [b - a for a, b in zip(mb.cu_seqlens, mb.cu_seqlens[1:], strict=False)]
     longest = -(-max(lengths) // multiple) * multiple

@@ -14,12 +14,17 @@ from mdapo.rewards.dialogue_reading import Facts, Reading, accepts, plain, read_
 from mdapo.types import EndReason, Message, Prompt, Score
 
 # Shaped value; what is left to 1.0 comes with success alone.
-WEIGHTS: Mapping[str, float] = {"apology": 0.1, "detail": 0.25, "remedy": 0.35, "confirmation": 0.1, "brief": 0.1}
+WEIGHTS: Mapping[str, float] = {"apology": 0.1, "detail": 0.25, "remedy": 0.4, "confirmation": 0.1}
+MILESTONES = frozenset({"apologised_at", "asked_at", "offered_at"})
 HELP = ("detail", "remedy", "confirmation")
 UNSORRY = 0.4  # share of the other credit that is left without an apology: it must not pay to forget it
+RAMBLING = 0.3  # share of it that is left when no turn was short and finished
+STANDSTILL = 0.6  # share of it that is left when no turn moved the case on, as one that asks what it was told
 MIXED_REMEDY = 0.4  # share of a right offer's credit that is left when a wrong one was made too
 WRONG_REMEDY = 0.2  # for an offer at the right time, but of what the policy does not allow
-EARLY_REMEDY = 0.2  # for the right remedy, but before the detail is known
+NAMED_REMEDY = 0.25  # for naming the right remedy at the right time, in words that do not offer it
+SOME_OFFER = 0.1  # for offering something at the right time, without a word of what
+EARLY_REMEDY = 0.4  # for the right remedy, but before the detail is known
 OTHER_DETAIL = 0.4  # share of the detail's credit for asking for another one
 SOME_INQUIRY = 0.2  # for asking for information of no certain kind
 
@@ -36,7 +41,10 @@ class Progress:
     offered_at: int | None = None  # the right remedy alone, after the detail
     early: bool = False  # the right remedy promised before the detail, without asking for it
     wrong: bool = False
+    proposed: bool = False  # offered something after the detail, whatever it was
+    named: bool = False  # the right remedy and no other, after the detail
     confirmed: bool = False
+    moves: int = 0  # turns that reached something new, or asked for the agreement to a right offer
 
     @property
     def fault(self) -> str:
@@ -68,7 +76,8 @@ def follow(facts: Facts, messages: Sequence[Message]) -> Progress:
                 done["confirmed"] = True
             continue
         turn = read_turn(message.content, facts, heard=heard, said=said)
-        _credit(turn, facts, done, at=len(turns))
+        moved = _credit(turn, facts, done, at=len(turns))
+        done["moves"] = done.get("moves", 0) + moved
         turns.append(turn)
         said.append(message.content)
     return Progress(turns=tuple(turns), **done)
@@ -79,13 +88,19 @@ def _settles(turn: Reading, facts: Facts) -> bool:
     return turn.invites or facts.remedy in turn.offers
 
 
-def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> None:
+def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> bool:
+    """Note in ``done`` what the turn reached; True when that is something new, or it asked for the agreement."""
+    reached = len(done.keys() & MILESTONES)
     if turn.apology > done.get("apology", 0.0):
         done["apology"] = turn.apology
         done.setdefault("apologised_at", at)
     given = done.get("given", False)
     if facts.detail in turn.asks and not given:
         done.setdefault("asked_at", at)
+    if given and turn.proposes and not turn.asks:
+        done["proposed"] = True
+    if given and turn.named == {facts.remedy}:
+        done["named"] = True
     if turn.offers - {facts.remedy}:
         done["wrong"] = True
     elif facts.remedy in turn.offers:
@@ -93,6 +108,8 @@ def _credit(turn: Reading, facts: Facts, done: dict[str, Any], *, at: int) -> No
             done.setdefault("offered_at", at)
         elif facts.detail not in turn.asks:
             done["early"] = True
+    asks_agreement = turn.invites and "offered_at" in done and not turn.offers - {facts.remedy}
+    return len(done.keys() & MILESTONES) > reached or asks_agreement
 
 
 def _detail_credit(progress: Progress) -> float:
@@ -107,8 +124,8 @@ def _remedy_credit(progress: Progress) -> float:
     if progress.offered_at is not None:
         return MIXED_REMEDY if progress.wrong else 1.0
     if progress.wrong:
-        return WRONG_REMEDY * progress.given
-    return EARLY_REMEDY * progress.early
+        return max(WRONG_REMEDY * progress.given, NAMED_REMEDY * progress.named)
+    return max(EARLY_REMEDY * progress.early, NAMED_REMEDY * progress.named, SOME_OFFER * progress.proposed)
 
 
 def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason) -> Score:
@@ -125,13 +142,20 @@ def customer_service(messages: Sequence[Message], prompt: Prompt, end: EndReason
         "remedy": _remedy_credit(progress),
         "confirmation": float(progress.confirmed),
         "brief": sum(turn.brief for turn in progress.turns) / max(1, len(progress.turns)),
+        "moves": progress.moves / max(1, len(progress.turns)),
     }
     # Without a question or an offer, being sorry leads nowhere and is worth nothing; with one, it is worth most.
     help_credit = sum(WEIGHTS[name] * parts[name] for name in HELP)
-    manners = WEIGHTS["apology"] * parts["apology"] + WEIGHTS["brief"] * parts["brief"]
-    shaped = (UNSORRY + (1.0 - UNSORRY) * parts["apology"]) * help_credit + (help_credit > 0) * manners
+    sorry = WEIGHTS["apology"] * parts["apology"] * (help_credit > 0)
+    kept = _between(UNSORRY, parts["apology"]) * _between(STANDSTILL, parts["moves"])
+    shaped = _between(RAMBLING, parts["brief"]) * (kept * help_credit + sorry)
     value = 0.0 if cheated else 1.0 if progress.success else shaped
     flags = {"success": progress.success, "cheat": cheated}
     flags |= {"wrong_remedy": progress.wrong, "early_remedy": progress.early}
     parts |= {name: float(flag) for name, flag in flags.items()}
     return Score(value=value, outcome=float(progress.success and not cheated), parts=parts)
+
+
+def _between(least: float, share: float) -> float:
+    """``least`` at a share of 0, 1 at a share of 1."""
+    return least + (1.0 - least) * share

@@ -250,6 +250,11 @@ OFFER = _any(
     r"\b(?:will be|is being|has been|can be|are being|is on|is now|is ready|was) ?(?:\w+)?\b",
     r"\bis (?:a|the|your|an|yours|available|possible)\b.*\b(?:ok|okay|alright|fine|good)\b",
 )
+# Offers something, whatever it is.
+PROPOSAL = _any(
+    r"\b(?:i|we)(?:'ll|'d)? (?:\w+ ){0,4}(?:offer|arrange|refund|replace|repair|compensate)\b",
+    r"\b(?:i|we)(?:'ll|'d)? (?:\w+ ){0,4}(?:give|send|get) you\b",
+)
 # Said of what the customer wants or what policies say in general: naming a remedy so is not offering it.
 REPORTED = _any(
     r"\byou (?:want|wanted|asked|requested|are asking|were hoping|hoped|are looking|are waiting|said|mentioned)\b",

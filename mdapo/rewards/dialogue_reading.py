@@ -107,6 +107,8 @@ class Reading:
     offers: frozenset[str] = frozenset()
     invites: bool = False
     inquires: bool = False  # asks for information, whichever
+    named: frozenset[str] = frozenset()  # remedies that it speaks of, offered or not
+    proposes: bool = False  # offers something, whatever it is
     brief: bool = False  # at most MAX_SENTENCES, and the last one finished
     off_role: bool = False
     fault: str = ""
@@ -136,6 +138,8 @@ def read_turn(text: str, facts: Facts, *, heard: Sequence[str], said: Sequence[s
         offers=offered,
         invites=any(invites(s) for s in sentences(text)) or _says_yes(text, heard),
         inquires=bool(asked) or any(lexicon.INQUIRY.search(s) for s in sentences(text)),
+        named=frozenset(r for r in lexicon.REMEDIES if names(text, r)),
+        proposes=any(_proposes(s) for s in sentences(text)),
         brief=len(sentences(text)) <= MAX_SENTENCES and text.rstrip(" \"'")[-1:] in tuple(".?!"),
         off_role=bool(_PLACEHOLDER.search(text) or _CUSTOMER_VOICE.search(plain(text))),
         fault=_fault(text, heard=heard, said=said),
@@ -192,6 +196,11 @@ def offers(sentence: str, remedy: str, *, right: bool) -> bool:
         if lexicon.OFFER.search(sentence):
             return True
     return False
+
+
+def _proposes(sentence: str) -> bool:
+    asks = re.search(r"\b(?:what|which|how|why)\b", sentence)
+    return bool(lexicon.PROPOSAL.search(sentence)) and not asks and not _negated(sentence)
 
 
 def names(text: str, remedy: str) -> bool:

@@ -7,6 +7,7 @@ import queue
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from mdapo.config.schema import RewardCfg, RewardPart
@@ -14,7 +15,7 @@ from mdapo.errors import UserError
 from mdapo.rewards import BUILTIN
 from mdapo.rewards.calling import BadReward, load_function
 from mdapo.rewards.processes import Worker, as_json
-from mdapo.types import Episode, Score
+from mdapo.types import Episode, Message, Score
 
 _UNSCORED = Score(value=0.0, outcome=0.0, valid=False)
 
@@ -30,12 +31,14 @@ class RewardRunner:
     A part that raises, hangs, dies or returns no finite number makes the score invalid; ``errors`` counts why.
     """
 
-    def __init__(self, cfg: RewardCfg, *, default: str | None = None) -> None:
+    def __init__(self, cfg: RewardCfg, *, default: str | None = None, every_turn: bool = False) -> None:
         """``default``: the environment's name, whose reward is used where ``reward.functions`` is empty.
+
+        ``every_turn``: also score the conversation as it stood before each agent turn (``Score.before``).
 
         Raises ``UserError``: functions that cannot be loaded or called, none at all.
         """
-        self.cfg = cfg
+        self.cfg, self.every_turn = cfg, every_turn
         self.parts = list(cfg.functions) or _default_part(default)
         self.names = _part_names(self.parts)
         self.errors: Counter[str] = Counter()  # "part: reason", since the start
@@ -55,18 +58,32 @@ class RewardRunner:
         """Never raises for what a function does. An episode that ended in an infrastructure error is not scored."""
         if episode.end == "error":
             return _UNSCORED
+        score = self._combine(await self._answers(episode, episode.messages))
+        if self.every_turn and score.valid:
+            score = replace(score, before=await self._before_turns(episode))
+        self._step_scored += 1
+        return score
+
+    async def _before_turns(self, episode: Episode) -> tuple[float, ...]:
+        """The value before each agent turn: 0 before the first, then that of the conversation so far."""
+        said = [i for i, m in enumerate(episode.messages) if m.role == "assistant" and i >= _opening(episode)]
+        values = [0.0] * len(said[:1])
+        for start in said[1:]:
+            earlier = self._combine(await self._answers(episode, episode.messages[:start]))
+            values.append(earlier.value if earlier.valid else values[-1])
+        return tuple(values)
+
+    async def _answers(self, episode: Episode, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
         call: dict[str, Any] = {
-            "messages": episode.messages,
+            "messages": messages,
             "prompt": episode.prompt,
             "end": episode.end,
             "opening": _opening(episode),
         }
         if self._threads is None:
-            answers = [_answer_here(function, call) for function in self._functions]
-        else:
-            loop = asyncio.get_running_loop()
-            answers = await loop.run_in_executor(self._threads, self._ask, as_json(**call))
-        return self._combine(answers)
+            return [_answer_here(function, call) for function in self._functions]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._ask, as_json(**call))
 
     def end_step(self) -> Counter[str]:
         """The step's errors by "part: reason"; starts the next count.
@@ -131,7 +148,6 @@ class RewardRunner:
 
     def _combine(self, answers: Sequence[Mapping[str, Any]]) -> Score:
         """``answers``: ``value``, ``outcome``, ``parts`` of each part, or ``error``."""
-        self._step_scored += 1
         for name, answer in zip(self.names, answers, strict=False):  # a lost process leaves the last ones out
             if "error" in answer:
                 self.errors[f"{name}: {answer['error']}"] += 1

@@ -122,7 +122,8 @@ class DynamicBatch:
             ledger.rounds += 1
             for group in await self._round(prompts, version):
                 self._judge(group, ledger)
-            self.notify(self._summary(len(prompts), ledger))
+            if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
+                self.notify(self._summary(len(prompts), ledger))
         failures = self.rewards.end_step()
         return self._hand_out(version, failures, ledger)
 

@@ -49,6 +49,11 @@ class Engine(Protocol):
 
     version: int
 
+    @property
+    def description(self) -> str:
+        """One line for the start of a run: what was chosen."""
+        ...
+
     async def generate(self, request: Request) -> Completion:
         """Raise ``EngineError`` when no answer can be had within the engine's deadline."""
         ...

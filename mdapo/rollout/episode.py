@@ -31,6 +31,8 @@ class Chat(Protocol):
     @property
     def close_ids(self) -> Sequence[int]: ...
 
+    def ids_with(self, texts: tuple[str, ...]) -> Sequence[int]: ...
+
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]: ...
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]: ...
@@ -40,12 +42,16 @@ class Chat(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """``max_response_len`` counts all tokens after the prompt, ``max_context`` those of the prompt too."""
+    """``max_response_len`` counts all tokens after the prompt, ``max_context`` those of the prompt too.
+
+    ``stop``: a turn ends after a token with one of these texts in it, as after the template's own stop tokens.
+    """
 
     max_turns: int
     max_response_len: int
     max_context: int
     max_turn_len: int | None = None
+    stop: tuple[str, ...] = ()
     timeout_s: float = 600.0
 
     @classmethod
@@ -56,6 +62,7 @@ class Limits:
             max_response_len=rollout.max_response_len,
             max_context=cfg.model.max_context,
             max_turn_len=rollout.max_turn_len,
+            stop=tuple(rollout.stop),
             timeout_s=rollout.episode_timeout_s,
         )
 
@@ -164,13 +171,15 @@ class _Talk:
                 return observation.end
             if turn + 1 == self.limits.max_turns:
                 return "turn_limit"
-            if not self._append(observation, cut=completion.finish == "length"):
+            closed = bool(completion.ids) and completion.ids[-1] in self.chat.stop_ids
+            if not self._append(observation, closed=closed):
                 return self.limit_met
         return "turn_limit"
 
     async def _speak(self, turn: int) -> Completion:
         room = min(self.budget, self.limits.max_turn_len or self.budget)
-        params = replace(self.sampling, max_new_tokens=room, stop_ids=tuple(self.chat.stop_ids))
+        stop_ids = (*self.chat.stop_ids, *self.chat.ids_with(self.limits.stop))
+        params = replace(self.sampling, max_new_tokens=room, stop_ids=stop_ids)
         seed = mix(mix(self.seed) ^ turn)
         completion = await self.engine.generate(Request(self.ids, params, self.session, self.group, seed))
         ids = np.array(completion.ids, np.int32)
@@ -196,9 +205,9 @@ class _Talk:
         self.messages += observation.messages
         return observation
 
-    def _append(self, observation: Observation, *, cut: bool) -> bool:
-        """Append the observation's tokens, after the close of a turn that was cut. False when they do not all fit."""
-        close = list(self.chat.close_ids) if cut else []
+    def _append(self, observation: Observation, *, closed: bool) -> bool:
+        """Append the observation's tokens, after the close of a turn that has none. False when they do not all fit."""
+        close = [] if closed else list(self.chat.close_ids)
         said = self.chat.observation_ids(observation.messages, after_stop=True)
         if len(close) + len(said) > self.budget:
             return False

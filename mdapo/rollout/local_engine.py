@@ -17,11 +17,12 @@ from typing import Literal
 
 import torch
 
+from mdapo.config.model_facts import require_facts
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.local_cache import SlotTable
 from mdapo.rollout.local_model import LocalModel, packing_available
 from mdapo.rollout.local_sampling import sample
-from mdapo.rollout.local_weights import read_shape, read_weights
+from mdapo.rollout.local_weights import read_weights
 from mdapo.rollout.seeds import uniform
 
 STEP_TOKENS = 1024  # prefill tokens of one step
@@ -71,7 +72,7 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._broken = ""  # why no request can be answered
         self.model = LocalModel(
-            read_shape(folder),
+            require_facts(folder),
             read_weights(folder),
             dtype=getattr(torch, dtype),
             device=torch.device(device),
@@ -86,7 +87,7 @@ class LocalEngine:
         kind = "oneDNN packed weights" if packing_available(model.dtype, model.device) else "plain weights"
         dtype = str(model.dtype).removeprefix("torch.")
         return (
-            f"local engine: {dtype} on {model.device}, {kind}, {self._threads} threads, "
+            f"local, in-process: {dtype} on {model.device}, {kind}, {self._threads} threads, "
             f"{self._slots.count} dialogues x {self.max_context} tokens"
         )
 

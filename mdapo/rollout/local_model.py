@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from mdapo.rollout.local_weights import ModelShape, WeightAssembler
+from mdapo.config.model_facts import ModelFacts
+from mdapo.rollout.local_weights import WeightAssembler
 
 PACK_ROWS = 64  # row count the packed layout is chosen for; others work, a little slower
 CACHE_STEP = 256  # the cache grows by so many positions a slot, as dialogues need them
@@ -92,7 +93,7 @@ class LocalModel:
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: ModelFacts,
         weights: Iterable[tuple[str, torch.Tensor]],
         *,
         dtype: torch.dtype,
@@ -105,7 +106,8 @@ class LocalModel:
         self.linears: dict[str, Linear] = {}
         size = (shape.layers, slots, 2 * shape.kv_heads, min(CACHE_STEP, max_context), shape.head_dim)
         self.cache = torch.zeros(size, dtype=dtype, device=device)
-        angles = torch.outer(torch.arange(max_context).float(), shape.inverse_frequencies())
+        exponent = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
+        angles = torch.outer(torch.arange(max_context).float(), shape.rope_theta**-exponent)
         self.cos = angles.cos().repeat(1, 2).to(dtype).to(device)  # [positions, D]
         self.sin = torch.cat([-angles.sin(), angles.sin()], -1).to(dtype).to(device)  # sign of rotate_half included
         self.load(weights)
@@ -190,7 +192,8 @@ class LocalModel:
         cos_T, sin_T = self.cos[plan.positions_T][:, None], self.sin[plan.positions_T][:, None]
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
         x = tensors["embed"][plan.ids_T]
-        for layer, name in enumerate(shape.layer_names):
+        for layer in range(shape.layers):
+            name = f"model.layers.{layer}."
             normed = self._norm(x, name + "input_norm")
             qkv = linears[name + "qkv"](normed).view(-1, heads + 2 * kv_heads, head_dim)
             if shape.qk_norm:
@@ -206,7 +209,7 @@ class LocalModel:
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight = self.tensors[name]
-        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+        return F.rms_norm(x, weight.shape, weight, self.shape.eps)
 
     def _attend(self, cache: torch.Tensor, q_THD: torch.Tensor, plan: StepPlan) -> torch.Tensor:
         """Attention of every token over its own slot [T, H * D]. The heads that share a key stand in the query

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mdapo.trainer.flow import Trainer
 
 SHARD_BYTES = 4 * 2**30
+FIRST = ("eval/success", "eval/reward")  # of the table's rows
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.gguf")
 
 
@@ -36,7 +37,7 @@ def finish(t: Trainer) -> int:
         t.journal.summarise(summary)
         if before and after:
             t.journal.console.show(comparison(before, after))
-        t.say(f"{t.journal.path}: {t.state.step} steps in {t.seconds:.0f} s")
+        t.say(f"{t.state.step} steps in {t.seconds:.0f} s; conversations in {t.journal.path / 'episodes'}")
     return 0
 
 
@@ -45,7 +46,7 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     table = Table(title="held-out prompts, before and after")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
-    for name in sorted(before.keys() & after.keys(), key=lambda n: (n.count("/"), n)):
+    for name in sorted(before.keys() & after.keys(), key=lambda n: (n not in FIRST, n == FIRST[1], n.count("/"), n)):
         table.add_row(
             name.removeprefix("eval/"),
             f"{before[name]:.3f}",

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
-from mdapo.data.batching import plan_shares
-from mdapo.data.shares import micro_batches
+from mdapo.data.batching import micro_batches, plan_shares
 from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
 from mdapo.megatron import layout as ranks
@@ -155,22 +154,25 @@ class Trainer:
 
     def scatter(self, samples: Sequence[Sample]) -> list[list[MicroBatch]]:
         """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
+        multiple = self.layout.token_multiple
 
         def plan() -> list[bytes]:
-            layout = self.layout
-            planned = plan_shares(samples, self.config, dp=layout.dp, token_multiple=layout.token_multiple)
+            planned = plan_shares(samples, self.config, dp=self.layout.dp, token_multiple=multiple)
             return [dump_share(share) for share in planned]
 
-        return micro_batches(load_share(ranks.scatter_shares(self.share_errors(plan))))
+        own = load_share(ranks.scatter_shares(self.share_errors(plan)))
+        return micro_batches(own, self.config, token_multiple=multiple)
 
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.
 
-        Where the step is one update, the forward pass's own are those, and no second pass is needed.
+        Of the first update its own forward pass gives them: only what is trained on later needs a pass before.
         """
+        own = 1 if self.config.actor.ppo_epochs == 1 else 0
         if len(mini_batches) * self.config.actor.ppo_epochs > 1:
             with self.timers("old_logps"):
-                mini_batches = [scored(self.actor, mini, "old") for mini in mini_batches]
+                later = [scored(self.actor, mini, "old") for mini in mini_batches[own:]]
+            mini_batches = [*mini_batches[:own], *later]
         if self.reference is not None:
             with self.timers("ref_logps"):
                 mini_batches = [scored(self.reference, mini, "ref") for mini in mini_batches]

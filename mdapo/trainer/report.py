@@ -45,7 +45,7 @@ def startup_report(t: Trainer) -> str:
     """One block of text; the same plan that ``mdapo check`` shows, for the ranks there are."""
     model, _ = read_model(t.config.model.path)
     found = plan(t.config, world_size=t.layout.world, model=model)
-    engine = "none, recorded groups are trained on" if t.config.debug.mode == "train" else t.config.rollout.engine
+    engine = t.engine.description if t.engine is not None else "none, recorded groups are trained on"
     rows = [*parts(), ("engine", engine)]
     if t.config.debug.mode != "full":
         rows.append(("debug.mode", t.config.debug.mode))

@@ -64,7 +64,9 @@ class LiveRollout:
         self.val = self._prompts(config.data.val_files, "validation", make) if config.data.val_files else []
         self.val = self.val[: config.data.val_limit or None]
         stream = PromptStream(train, seed=config.run.seed, shuffle=config.data.shuffle)
-        self.rewards = RewardRunner(config.reward, default=config.environment.name)
+        self.rewards = RewardRunner(
+            config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
+        )
         self.engine: Engine | None = LocalEngine(
             config.model.path,
             dtype=config.rollout.dtype or config.model.dtype,
@@ -96,7 +98,12 @@ class LiveRollout:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)
         self.journal.note_evaluation(step, episodes)
-        return evaluation(episodes)
+        found = evaluation(episodes)
+        success, reward = found["eval/success"], found["eval/reward"]
+        self.journal.say(
+            f"evaluated after step {step}: success {success:.3f}, reward {reward:.3f}, {len(episodes)} conversations"
+        )
+        return found
 
     def trained(self, collected: Collected) -> None:
         self.batch.trained(collected)

@@ -64,6 +64,9 @@ def all_cases() -> list[Case]:
         cases += [Case(f"cut at {cut}", kind, spec={"cut": cut}) for cut in (1, 45, 1000)]
         # five and seven micro-batches: a virtual pipeline needs a filler
         cases += [Case(f"cut at {cut} PP2xVPP2", kind, LAYOUTS["PP2xVPP2"], {"cut": cut}) for cut in (1, 45)]
+        shared = {"share_prefix": True, "cut": 1000}
+        cases.append(Case("shared prefixes", kind, spec=shared))
+        cases += [Case(f"shared {name}", kind, LAYOUTS[name], shared) for name in ("TP2+SP", "PP2xVPP2", "DP2")]
     overlap = {"megatron": {"ddp": {"overlap_grad_reduce": True}}}
     cases += [Case(f"{name} overlapped", "qwen3", LAYOUTS[name], overlap) for name in ("DP2", "DP2+dist-opt")]
     for mode in ("selective", "full"):

@@ -43,9 +43,9 @@ def batch(vocab: int) -> list[Any]:
 
 def compare(model: Path, folder: Path) -> tuple[list[str], bool]:
     """Lines of the comparison, and whether all differences are within the limit."""
-    from mdapo.megatron import hf_config
+    from mdapo.config.model_facts import require_facts
 
-    hf = hf_config.read(model)
+    hf = require_facts(model)
     tp = next((n for n in (3, 2) if hf.heads % n == 0 and hf.kv_heads % n == 0), 1)
     layouts: dict[str, tuple[int, dict[str, Any]]] = {"one rank": (1, {})}
     if tp > 1:

@@ -2,7 +2,8 @@
 
 ``parity_rank.py SPECS.json FOLDER``, started by torchrun or alone; rank 0 writes FOLDER/<name>.pt with gradients in
 Hugging Face's layout. A spec: ``name``; ``model`` a folder; ``parallel``, ``actor``, ``dtype`` of the configuration;
-``cut`` the largest number of tokens of a micro-batch; ``sequences``, ``seed``, ``longest`` of the replay batch.
+``cut`` the largest number of tokens of a micro-batch; ``sequences``, ``seed``, ``longest`` of the replay batch;
+``share_prefix``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from tiny_models import config, filler, loss_fn, pack, sequences  # noqa: E402
+from tiny_models import config, filler, loss_fn, pack, samples, sequences  # noqa: E402
 
+from mdapo.data.shares import pack_shares, rows_of  # noqa: E402
+from mdapo.data.unfold import unfold  # noqa: E402
 from mdapo.megatron import layout as layouts  # noqa: E402
 from mdapo.megatron.actor import Actor  # noqa: E402
 from mdapo.types import MicroBatch  # noqa: E402
@@ -26,22 +29,29 @@ from mdapo.types import MicroBatch  # noqa: E402
 TIMEOUT_S = 120.0
 
 
-def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int) -> list[MicroBatch]:
-    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence)."""
-    bins: list[list[Any]] = [[]]
-    for seq in seqs:
-        if bins[-1] and sum(len(ids) for ids, _ in [*bins[-1], seq]) > limit:
+def cut_batch(seqs: list[Any], limit: int, *, multiple: int, total: int, share: bool) -> list[MicroBatch]:
+    """First fit in order: micro-batches of at most ``limit`` tokens (but at least one sequence).
+
+    Shared prefixes are those of the trainer's own path.
+    """
+    bins: list[list[int]] = [[]]
+    for i, (ids, _) in enumerate(seqs):
+        if bins[-1] and sum(len(seqs[j][0]) for j in bins[-1]) + len(ids) > limit:
             bins.append([])
-        bins[-1].append(seq)
-    return [pack(part, multiple=multiple, total=total) for part in bins]
+        bins[-1].append(i)
+    if share:
+        [packed] = pack_shares(rows_of(samples(seqs, total=total)), [[bins]])
+        return unfold(packed, token_multiple=multiple, share_prefix=True)[0]
+    return [pack([seqs[i] for i in part], multiple=multiple, total=total) for part in bins]
 
 
 def micro_batches(spec: dict[str, Any], layout: layouts.Layout, vocab: int) -> list[MicroBatch]:
     """This replica's share (every dp-th sequence), filled up to the same count on all replicas."""
     seqs = sequences(spec["sequences"], seed=spec["seed"], longest=spec.get("longest", 40), vocab=vocab)
+    share = spec.get("share_prefix", False)
     total = sum(int(mask[1:].sum()) for _, mask in seqs)
     shares = [
-        cut_batch(seqs[rank :: layout.dp], spec["cut"], multiple=layout.token_multiple, total=total)
+        cut_batch(seqs[rank :: layout.dp], spec["cut"], multiple=layout.token_multiple, total=total, share=share)
         for rank in range(layout.dp)
     ]
     own, most = shares[layout.dp_rank], max(map(len, shares))

@@ -19,6 +19,10 @@ CASES = [
     Case("all in one micro-batch", "qwen3", spec={"cut": 1000}),
     Case("odd count in a virtual pipeline", "qwen3", LAYOUTS["PP2xVPP2"], {"cut": 1}),
     Case("overlapped", "qwen3", LAYOUTS["DP2+dist-opt"], {"megatron": {"ddp": {"overlap_grad_reduce": True}}}),
+    *(Case(f"shared prefixes {kind}", kind, spec={"share_prefix": True, "cut": 1000}) for kind in ("llama", "qwen2")),
+    Case("shared TP2+SP", "qwen3", LAYOUTS["TP2+SP"], {"share_prefix": True, "cut": 1000}),
+    Case("shared PP2xVPP2", "qwen3", LAYOUTS["PP2xVPP2"], {"share_prefix": True, "cut": 90}),
+    Case("shared recompute full", "qwen3", spec={"share_prefix": True, "actor": {"recompute": "full"}}),
     Case("recompute full", "qwen3", LAYOUTS["TP2+SP"], {"actor": {"recompute": "full"}}),
     Case("recompute selective", "qwen3", LAYOUTS["TP2+SP"], {"actor": {"recompute": "selective"}}),
 ]
@@ -53,6 +57,11 @@ def test_log_probs_of_a_pipeline_reach_its_first_stage(results: dict[str, dict[s
         got = results[f"qwen3-{name}"]
         torch.testing.assert_close(got["logps"], one["logps"], rtol=0, atol=2e-5)
         torch.testing.assert_close(got["entropies"], one["entropies"], rtol=0, atol=2e-5)
+
+
+def test_shared_prefixes_were_really_shared(results: dict[str, dict[str, Any]]) -> None:
+    tokens = {name: sum(results[f"qwen2-{name}"]["tokens"]) for name in ("one", "shared prefixes qwen2")}
+    assert tokens["shared prefixes qwen2"] < 0.75 * tokens["one"]
 
 
 def test_virtual_pipeline_was_really_given_an_odd_count(results: dict[str, dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mdapo.config.schema import Config
-from mdapo.types import MicroBatch
+from mdapo.types import MicroBatch, Sample
 
 VOCAB = 131  # not a multiple of 2 or 4: the vocabulary must be padded under tensor parallelism
 
@@ -54,7 +54,7 @@ def config(folder: Path, **sections: dict[str, object]) -> Config:
 def sequences(
     count: int, *, seed: int = 0, longest: int = 40, vocab: int = VOCAB
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(ids, response mask) of ``count`` ragged conversations of two turns."""
+    """(ids, response mask) of ``count`` ragged conversations of two turns; most begin like the one before them."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(count):
@@ -63,7 +63,11 @@ def sequences(
         cut = int(rng.integers(2, length - 4))
         mask[cut:] = True
         mask[cut + 1 + (length - cut) // 2 :][:2] = False  # what the environment said
-        out.append((rng.integers(0, vocab, length), mask))
+        ids = rng.integers(0, vocab, length)
+        if out and rng.random() < 0.75:
+            same = min(length, len(out[-1][0])) * 2 // 3
+            ids[:same], mask[:same] = out[-1][0][:same], out[-1][1][:same]
+        out.append((ids, mask))
     return out
 
 
@@ -89,6 +93,21 @@ def pack(seqs: list[tuple[np.ndarray, np.ndarray]], *, multiple: int = 1, total:
     longs = [torch.from_numpy(np.concatenate(x).astype(np.int64)) for x in (ids, index, targets, segments)]
     return MicroBatch(longs[0], torch.from_numpy(positions), cu, longs[1], longs[2], longs[3], floats[0], floats[1],
                       torch.zeros_like(floats[0]))  # fmt: skip
+
+
+def samples(seqs: list[tuple[np.ndarray, np.ndarray]], *, total: int = 1, seed: int = 1) -> list[Sample]:
+    """The same sequences with the same values as the trainer has them; scored is what `pack` scores."""
+    found = []
+    for number, (tokens, mask) in enumerate(seqs):
+        mb = pack([(tokens, mask)], total=total, seed=seed)
+        scored, nothing = np.zeros(len(tokens), bool), np.zeros(len(tokens), np.float32)
+        scored[1:] = mask[1:]
+        advantages, weights = nothing.copy(), nothing.copy()
+        advantages[scored], weights[scored] = mb.advantages_R, mb.loss_weights_R
+        versions = np.zeros(len(tokens), np.int32)
+        ids = tokens.astype(np.int32)
+        found.append(Sample(str(number), number, ids, scored, nothing, versions, advantages, weights))
+    return found
 
 
 def filler(mb: MicroBatch) -> MicroBatch:

@@ -272,9 +272,9 @@ def test_fields_need_not_be_contiguous(backend: Backend, make: Any, name: str) -
 
 @pytest.mark.parametrize("offset", range(17))
 def test_bytes_at_every_offset_of_a_word(backend: Backend, offset: int) -> None:
-    """16-byte loads and stores, whatever the distance between where bytes lie and where they go."""
-    buffer = values((600,), torch.uint8, backend.device)
-    layout = segments([100, 37, 1, 300], starts_N=[offset, 130 + offset, 190, 200 + 2 * offset], shape=(600,))
+    """16-byte loads and stores, whatever the distance between where bytes lie and where they go, from the first on."""
+    buffer = values((620,), torch.uint8, backend.device)[offset : offset + 600]
+    layout = segments([100, 37, 1, 300], starts_N=[0, 130 + offset, 190, 200 + 2 * offset], shape=(600,))
     packed = pack({"x": buffer}, layout)["x"]
     same(packed, packed_by_loop(buffer.cpu(), layout))
     same(unpack({"x": packed}, layout)["x"], unpacked_by_loop(packed.cpu(), layout, 600))

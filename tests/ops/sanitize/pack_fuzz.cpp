@@ -145,7 +145,8 @@ void one_bad_layout(Random& random) {
   if (which == 0 || layout.columns.empty()) {
     layout.shard = random.chance(50) ? Shard{value, 0} : Shard{layout.shard.cp, value};
   } else {
-    layout.columns[static_cast<size_t>(random.to(0, static_cast<int64_t>(layout.columns.size()) - 1))] = value;
+    int64_t& column = layout.columns[static_cast<size_t>(random.to(0, static_cast<int64_t>(layout.columns.size()) - 1))];
+    column = random.chance(50) ? value : column + (random.chance(50) ? 1 : -1);
   }
   try {
     const auto pieces = to_packed(layout.runs(), layout.shard, layout.rows, layout.total);

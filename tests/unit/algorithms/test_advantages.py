@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdapo.algorithms.advantages import EPS, advantages, spread
+from mdapo.algorithms.advantages import EPS, Estimator, advantages, spread, turn_advantages
 
 ESTIMATORS = ("group_norm", "group_mean", "rloo")
 GROUPS = st.lists(st.lists(st.integers(-8, 8).map(lambda i: i / 4), min_size=1, max_size=6), min_size=1, max_size=5)
@@ -105,3 +105,39 @@ def test_without_discount_every_model_token_gets_the_advantage() -> None:
     mask = np.array([0, 0, 1, 1, 0, 1, 0], bool)
     np.testing.assert_array_equal(spread(-0.3, mask), np.where(mask, np.float32(-0.3), np.float32(0)))
     np.testing.assert_array_equal(spread(2.0, mask, gamma=0.0), np.array([0, 0, 0, 0, 0, 2, 0], np.float32))
+
+
+# Credit by turn.
+
+
+def test_a_turn_is_credited_with_what_was_gained_from_it_on() -> None:
+    """Two episodes of a group; the second gained all it has in its first turn and nothing after."""
+    values, before = np.array([1.0, 0.5]), [[0.0, 0.25], [0.0, 0.5]]
+    first, second = turn_advantages(values, before, np.array([7, 7]), estimator="group_mean")
+    np.testing.assert_allclose(first, [0.25, 0.375])  # gained 1.0 and 0.75, against 0.5 and 0.0
+    np.testing.assert_allclose(second, [-0.25, -0.375])
+
+
+def test_turns_are_compared_with_the_same_turn_of_the_same_group_only() -> None:
+    values = np.array([1.0, 0.0, 5.0, 3.0])
+    before = [[0.0], [0.0, 0.0], [0.0], [0.0]]
+    found = turn_advantages(values, before, np.array([0, 0, 1, 1]), estimator="group_norm")
+    assert [len(turns) for turns in found] == [1, 2, 1, 1]
+    half = 1 / np.sqrt(2)
+    np.testing.assert_allclose([turns[0] for turns in found], [half, -half, half, -half], rtol=1e-5)
+    assert found[1][1] == 0.0  # no other episode came so far
+
+
+def test_an_episode_that_is_not_valid_neither_gets_nor_changes_a_turns_credit() -> None:
+    values, before, group = np.array([1.0, 0.0, np.nan]), [[0.0], [0.0], [0.0]], np.zeros(3, int)
+    valid = np.array([True, True, False])
+    found = turn_advantages(values, before, group, estimator="group_mean", valid_N=valid)
+    np.testing.assert_allclose(np.concatenate(found), [0.5, -0.5, 0.0])
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "group_mean", "rloo"])
+def test_with_one_turn_an_episode_turn_credit_is_the_episodes(estimator: Estimator) -> None:
+    rng = np.random.default_rng(0)
+    values, group = rng.normal(size=12), np.repeat([0, 1, 2], 4)
+    found = turn_advantages(values, [[0.0]] * 12, group, estimator=estimator)
+    np.testing.assert_allclose(np.concatenate(found), advantages(values, group, estimator=estimator))

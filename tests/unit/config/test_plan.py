@@ -210,7 +210,7 @@ def test_any_layout_has_a_plan_and_its_problems_are_told_in_words(
             ),
             "data": base.data.model_copy(update={"train_prompt_bsz": groups}),
             "rollout": base.rollout.model_copy(update={"n_resp_per_prompt": n}),
-            "actor": base.actor.model_copy(update={"ppo_max_token_len": cap}),
+            "actor": base.actor.model_copy(update={"ppo_max_token_len": cap, "ppo_mini_batch_size": None}),
         }
     )
     found = plan(config, world_size=world, model=SMOLLM2)

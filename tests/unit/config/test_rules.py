@@ -31,6 +31,10 @@ def good(tmp_path: Path) -> Path:
         ("model.max_context=1535", "model.max_context: 1535 is less than data.max_prompt_len +"),
         ("actor.ppo_max_token_len=1535", "actor.ppo_max_token_len: 1535 is less than the longest sample, 1024 + 512"),
         ("rollout.max_turn_len=513", "rollout.max_turn_len: 513 is more than rollout.max_response_len=512"),
+        (
+            "actor.share_prefix=true actor.use_remove_padding=false",
+            "actor.share_prefix: true needs actor.use_remove_padding=true",
+        ),
         ("reward.overlong_buffer_cfg={enable: true, len: 513}", "reward.overlong_buffer_cfg.len: 513 is more than"),
         ("data.train_files=[]", "data.train_files: names no file"),
         ("data.gen_batch_size=1 data.train_prompt_bsz=11", "data.gen_batch_size: 10 rounds"),

@@ -196,7 +196,7 @@ PARTIAL = [
         C: All right. Do you need my email address?""", 0, 0),
     partial("speaks of the customer, not to the customer", KETTLE, """
         A: I'm sorry about the kettle. Please provide the customer's order number.
-        C: All right. Do you need my order number?""", 0.25, 0.25),
+        C: All right. Do you need my order number?""", 0.15, 0.15),
     partial("tells itself to ask", KETTLE, """
         A: I'm sorry about the kettle. Please ask the customer for the order number.
         C: All right. Do you need my order number?""", 0, 0),
@@ -204,23 +204,23 @@ PARTIAL = [
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: I would like a replacement. Is that okay?
-        C: And what can you offer me?""", 0.45, 0.45),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("sends the customer away", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: You can ask for a replacement in another shop. Is that okay?
-        C: And what can you offer me?""", 0.45, 0.45),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("asks what to offer", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: Please let me know what kind of replacements I can offer.
-        C: And what can you offer me?""", 0.45, 0.45),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("asks for whatever", KETTLE, """
         A: I'm sorry about your kettle. Can you please provide more information?
-        C: All right. Do you need my order number?""", 0.25, 0.25),
+        C: All right. Do you need my order number?""", 0.15, 0.15),
     partial("asks, but does not come to an end", KETTLE, """
         A: I'm sorry about your kettle. Can you please provide your order number so that I can
-        C: KX-48213. So what do you offer?""", 0.35, 0.35),
+        C: KX-48213. So what do you offer?""", 0.105, 0.105),
     partial("sorry as a refusal", KETTLE, """
         A: I'm sorry, but I'm unable to assist with that.
         C: That does not help me. What do you need from me?""", 0.0, 0.0),
@@ -236,59 +236,59 @@ PARTIAL = [
         A: Could you please give me your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: I will look at it some day.
-        C: So what are you going to do for me?""", 0.2, 0.2),
+        C: So what are you going to do for me?""", 0.08, 0.08),
     partial("asks for something else", KETTLE, """
         A: I'm sorry about that. Could you tell me your phone number?
-        C: Why would you need that? What else do you need from me?""", 0.268, 0.268),
+        C: Why would you need that? What else do you need from me?""", 0.168, 0.168),
     partial("no apology at all", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: We can send you a replacement. Is that okay?
-        C: Yes, that works for me. Thank you.""", 0.38, 0.38),
+        C: Yes, that works for me. Thank you.""", 0.3, 0.3),
     partial("apology after the deal", KETTLE, """
         A: What is your order number?
         C: KX-48213. You could say sorry. What will you do for me?
         A: We can send you a replacement.
         C: Do you want to know if that is okay with me?
         A: I'm sorry about your kettle. Is that okay?
-        C: Yes, that works for me. Thank you.""", 0.9, 0.9),
+        C: Yes, that works for me. Thank you.""", 0.85, 0.85),
     partial("the wrong remedy", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We can give you a full refund. Is that okay?
-        C: I do not want a full refund. Your own policy says otherwise.""", 0.52, 0.52),
+        C: I do not want a full refund. Your own policy says otherwise.""", 0.364, 0.364),
     partial("the wrong remedy, then the right one", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We can give you a full refund. Is that okay?
         C: I do not want a full refund. Your own policy says otherwise.
         A: Then we will send you a replacement. Does that work for you?
-        C: Yes, that works for me. Thank you.""", 0.69, 0.69),
+        C: Yes, that works for me. Thank you.""", 0.542, 0.542),
     partial("two remedies to choose from", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: Would you like a refund or a replacement?
-        C: I do not want a full refund. Your own policy says otherwise.""", 0.52, 0.52),
+        C: I do not want a full refund. Your own policy says otherwise.""", 0.364, 0.364),
     partial("promises first, asks later", KETTLE, """
         A: I'm sorry about your kettle. We will send you a replacement. Is that okay?
         C: How? You know nothing about my case yet. What do you need from me?
         A: I need your order number.
         C: KX-48213. So what do you offer?
         A: As I said, you will get a new one. Is it fine?
-        C: Yes, that works for me. Thank you.""", 0.9, 0.9),
+        C: Yes, that works for me. Thank you.""", 0.85, 0.85),
     partial("only a promise", KETTLE, """
         A: We will send you a replacement. Is that okay?
-        C: How? You know nothing about my case yet. What do you need from me?""", 0.128, 0.128),
+        C: How? You know nothing about my case yet. What do you need from me?""", 0.038, 0.039),
     partial("mentions the remedy, does not offer it", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: I understand that you want a replacement. I will ask whether a replacement is possible.
-        C: And what can you offer me?""", 0.45, 0.45),
+        C: And what can you offer me?""", 0.38, 0.38),
     partial("refuses the right remedy", KETTLE, """
         A: I'm sorry about your kettle. What is your order number?
         C: KX-48213. So what do you offer?
         A: We cannot send you a replacement. Is that okay?
-        C: And what can you offer me?""", 0.45, 0.45),
+        C: And what can you offer me?""", 0.3, 0.3),
     partial("mentions the detail, does not ask", KETTLE, """
         A: I'm sorry about your kettle. Thank you for your order number.
         C: All right. Do you need my order number?""", 0, 0),
@@ -301,7 +301,7 @@ PARTIAL = [
         A: We can send you a replacement.
         C: Do you want to know if that is okay with me?
         A: Goodbye for now and have a nice day.
-        C: This leads nowhere. Goodbye.""", 0.8, 0.8),
+        C: This leads nowhere. Goodbye.""", 0.663, 0.664),
     partial("speaks as the customer", KETTLE, """
         A: I ordered a kettle too and I'm sorry. What is my order number?
         C: Sorry, I do not follow you. Can you help me or not?""", 0.0, 0.0),

@@ -200,6 +200,16 @@ def test_decode_takes_off_stop_tokens_at_the_end_only() -> None:
     assert c.decode([*c.stop_ids]) == c.decode([]) == ""
 
 
+def test_stop_texts_are_found_inside_tokens_but_not_in_control_tokens() -> None:
+    c = chat(t.SMOLLM2)
+    found = {c.tokenizer.decode([i]) for i in c.ids_with((".", "|"))}
+    assert "." in found and all("." in word or "|" in word for word in found)
+    assert not {c.stop_ids[0]} & set(c.ids_with(("|",)))
+    assert c.ids_with(()) == ()
+    with pytest.raises(UserError, match=r"rollout\.stop: no token of this tokenizer has 'no such words' in it"):
+        c.ids_with((".", "no such words"))
+
+
 @pytest.mark.parametrize("template", [t.NO_TOOLS, t.SILENT_TOOLS], ids=["refuses", "leaves out"])
 def test_tool_messages_become_user_messages_where_the_template_has_no_tool_role(template: str) -> None:
     c = chat(template)

@@ -11,8 +11,9 @@ import torch
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.config.schema import Actor, Algorithm, Config, Data, Model, OverlongBuffer, RewardCfg, Rollout
-from mdapo.data.batching import make_samples, plan_shares
-from mdapo.data.shares import Cut, micro_batches, pack_shares, rows_of
+from mdapo.data.batching import make_samples, micro_batches, plan_shares
+from mdapo.data.shares import Cut, pack_shares, rows_of
+from mdapo.data.unfold import unfold
 from mdapo.errors import UserError
 from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, Score, Turn
 
@@ -71,13 +72,14 @@ def mixed_groups() -> list[Group]:
     ]
 
 
-def planned(samples: list[Sample], cfg: Config, **cut: int) -> list[list[list[MicroBatch]]]:
+def planned(samples: list[Sample], cfg: Config, *, token_multiple: int = 1, **cut: int) -> list[list[list[MicroBatch]]]:
     """[rank][mini-batch][micro-batch], as the ranks unfold their shares."""
-    return [micro_batches(share) for share in plan_shares(samples, cfg, **cut)]
+    shares = plan_shares(samples, cfg, token_multiple=token_multiple, **cut)
+    return [micro_batches(share, cfg, token_multiple=token_multiple) for share in shares]
 
 
 def packed(samples: list[Sample], cut: Cut, **options: Any) -> list[list[list[MicroBatch]]]:
-    return [micro_batches(share) for share in pack_shares(rows_of(samples), cut, **options)]
+    return [unfold(share, **options) for share in pack_shares(rows_of(samples), cut)]
 
 
 # What carries loss.
@@ -357,3 +359,22 @@ def test_two_bad_tokens_among_ten_cost_a_fifth_in_every_cut(dp: int, cap: int) -
             logps = torch.full(batch.targets_R.shape, -1.0)
             total += float(loss_fn(logps, torch.zeros_like(logps), batch)[0])
     assert total == pytest.approx(0.2, rel=1e-6)
+
+
+# Credit by turn.
+
+
+def test_each_turn_carries_its_share_of_its_own_credit_and_the_rest_of_the_episodes() -> None:
+    [plain] = [group("a", [1, 0], [3, 4])]
+    values = [(0.0, 0.75), (0.0, 0.0)]
+    episodes = tuple(
+        replace(e, score=Score(e.score.value, 0.0, before=before))
+        for e, before in zip(plain.episodes, values, strict=True)
+        if e.score is not None
+    )
+    samples, _ = make_samples([replace(plain, episodes=episodes)], config(algorithm={"turn_credit": 0.5}))
+    first = samples[0].advantages[samples[0].response_mask]
+    # episode: 0.5; turns gained 1.0 and 0.25 against 0 and 0
+    np.testing.assert_allclose(first, [0.5] * 3 + [0.5 * 0.5 + 0.5 * 0.125] * 2)
+    assert (samples[0].advantages[~samples[0].response_mask] == 0).all()
+    np.testing.assert_allclose(samples[1].advantages[samples[1].response_mask], -np.array([0.5] * 4 + [0.3125] * 2))

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load as load_arrays
 
-from mdapo.data.shares import Share, micro_batches, pack_shares, rows_of
+from mdapo.data.shares import Share, pack_shares, rows_of
+from mdapo.data.unfold import unfold
 from mdapo.data.wire import dump_groups, dump_share, load_groups, load_groups_file, load_share, save_groups_file
 from mdapo.errors import UserError
 from mdapo.types import Episode, Group, Message, Prompt, Sample, Score, Turn
@@ -119,7 +120,7 @@ def a_share(*lengths: int) -> Share:
         for i, n in enumerate(lengths)
     ]
     last = len(lengths) - 1
-    [share] = pack_shares(rows_of(samples), [[[range(last), []], [[last]]]], token_multiple=4)
+    [share] = pack_shares(rows_of(samples), [[[range(last), []], [[last]]]])
     return share
 
 
@@ -127,7 +128,7 @@ def test_shares_come_back_equal_in_every_bit() -> None:
     share = a_share(5, 3, 9, 2)
     back = load_share(dump_share(share))
     assert back.micro_batches == share.micro_batches == (2, 1)
-    assert_same_array(back.cu_seqlens_M1, share.cu_seqlens_M1)
+    assert_same_array(back.cu_seqlens_N1, share.cu_seqlens_N1)
     assert_same_array(back.bounds_G1, share.bounds_G1)
     assert back.fields.keys() == share.fields.keys()
     for name, field in share.fields.items():
@@ -143,12 +144,12 @@ def test_a_share_is_plain_safetensors() -> None:
 def test_a_rank_may_have_nothing(plan: Any) -> None:
     [share] = pack_shares(rows_of([]), plan)
     back = load_share(dump_share(share))
-    assert micro_batches(back) == plan[0]
+    assert unfold(back) == plan[0]
 
 
 @pytest.mark.parametrize("change", [
-    {"cu_seqlens_M1": np.array([0, 9, 4, 20, 24, 28])}, {"bounds_G1": np.array([0, 1, 2])}, {"micro_batches": (1, 1)},
-    {"micro_batches": (4, -1)}, {"cu_seqlens_M1": np.zeros(0, np.int64)},
+    {"cu_seqlens_N1": np.array([0, 9, 4, 17, 19, 21])}, {"bounds_G1": np.array([0, 1, 2])}, {"micro_batches": (1, 1)},
+    {"micro_batches": (4, -1)}, {"cu_seqlens_N1": np.zeros(0, np.int64)},
 ], ids=str)  # fmt: skip
 def test_a_share_that_does_not_add_up_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="not a share"):

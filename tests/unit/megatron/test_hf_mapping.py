@@ -10,14 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
-from mdapo.megatron import hf_config, hf_mapping
+from mdapo.megatron import hf_mapping
 
 
 @pytest.mark.parametrize("kind", ["llama", "untied", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_tensor_survives_the_way_to_shards_and_back(models: dict[str, Path], kind: str, tp: int) -> None:
-    hf = hf_config.read(models[kind])
+    hf = require_facts(models[kind])
     folder = hf_mapping.HfFolder(models[kind], hf)
     seen = {}
     for slot in hf_mapping.slots(hf):
@@ -32,7 +33,7 @@ def test_every_tensor_survives_the_way_to_shards_and_back(models: dict[str, Path
 
 def test_each_rank_holds_whole_heads(models: dict[str, Path]) -> None:
     """The fused matrix keeps a kv head with its queries, so cutting it never separates them."""
-    hf = hf_config.read(models["llama"])
+    hf = require_facts(models["llama"])
     slot = next(s for s in hf_mapping.slots(hf) if s.kind == "qkv")
     parts = [torch.full((heads * hf.head_dim, 1), 0.0) for heads in (4, 2, 2)]
     for part, base in zip(parts, (0, 100, 200), strict=True):
@@ -45,7 +46,7 @@ def test_each_rank_holds_whole_heads(models: dict[str, Path]) -> None:
 def test_layers_go_to_megatrons_stages(models: dict[str, Path], pp: int, vpp: int, stages: str) -> None:
     from dataclasses import replace
 
-    hf = replace(hf_config.read(models["llama"]), layers=4)
+    hf = replace(require_facts(models["llama"]), layers=4)
     found = {
         s.layer: hf_mapping.stage_of(s, hf, pp=pp, vpp=vpp)[0] for s in hf_mapping.slots(hf) if s.layer is not None
     }
@@ -62,14 +63,14 @@ def test_missing_tensor_is_named(models: dict[str, Path], tmp_path: Path) -> Non
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, path)
     with pytest.raises(UserError, match=r"tensors missing .*model\.layers\.1\.mlp\.up_proj\.weight"):
-        hf_mapping.HfFolder(path.parent, hf_config.read(path.parent))
+        hf_mapping.HfFolder(path.parent, require_facts(path.parent))
 
 
 def test_wrong_shape_is_named_with_both_shapes(models: dict[str, Path], tmp_path: Path) -> None:
     path, tensors = damaged(models, tmp_path / "m")
     tensors["model.norm.weight"] = torch.ones(65)
     save_file(tensors, path)
-    folder = hf_mapping.HfFolder(path.parent, hf_config.read(path.parent))
+    folder = hf_mapping.HfFolder(path.parent, require_facts(path.parent))
     with pytest.raises(UserError, match=r"model\.norm\.weight has shape \(65,\), config.json means \(64,\)"):
         folder.tensor("model.norm.weight")
 
@@ -79,14 +80,14 @@ def test_unreadable_weights(models: dict[str, Path], tmp_path: Path, content: by
     path, _ = damaged(models, tmp_path / "m")
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):
-        hf_mapping.HfFolder(path.parent, hf_config.read(path.parent))
+        hf_mapping.HfFolder(path.parent, require_facts(path.parent))
 
 
 def test_no_weights_at_all(models: dict[str, Path], tmp_path: Path) -> None:
     path, _ = damaged(models, tmp_path / "m")
     path.unlink()
     with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
-        hf_mapping.HfFolder(path.parent, hf_config.read(path.parent))
+        hf_mapping.HfFolder(path.parent, require_facts(path.parent))
 
 
 def test_index_of_several_files(models: dict[str, Path], tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_index_of_several_files(models: dict[str, Path], tmp_path: Path) -> None
         save_file({name: tensors[name] for name in names if files[name] == file}, path.parent / file)
     index = path.parent / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
-    hf = hf_config.read(path.parent)
+    hf = require_facts(path.parent)
     folder = hf_mapping.HfFolder(path.parent, hf)
     assert all(torch.equal(folder.tensor(name), tensors[name]) for name in names)
     (path.parent / "part-1.safetensors").unlink()

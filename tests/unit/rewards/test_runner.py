@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -280,3 +281,20 @@ def test_trainer_that_is_killed_leaves_no_reward_process_behind() -> None:
         trainer.kill()
     assert len(pids) == 2
     assert all(gone(pid) for pid in pids)
+
+
+def test_the_value_before_each_turn_is_that_of_the_conversation_so_far() -> None:
+    runner = RewardRunner(RewardCfg(), default="customer_service", every_turn=True)
+    facts = {"detail": "order_number", "value": "KX-48213", "remedy": "refund", "topic": ["kettle"]}
+    said = ["I am sorry about your kettle. What is your order number?", "We can offer a full refund. Is that okay?"]
+    heard = ["My kettle is broken.", "It is KX-48213. What can you offer me?", "Yes, that works."]
+    texts = [text for pair in zip(heard, said, strict=False) for text in pair] + heard[2:]
+    prompt = Prompt("p", 0, (Message("user", heard[0]),), "customer_service", facts)
+    turns = [Turn("assistant", np.ones(1, np.int32), np.ones(1, bool), np.zeros(1, np.float32), 0, "stop")] * 2
+    talk = tuple(Message("assistant" if i % 2 else "user", text) for i, text in enumerate(texts))
+    whole = Episode(prompt, 0, np.ones(2, np.int32), tuple(turns), talk, "done")
+    (scored,) = score(runner, whole)
+    assert scored.value == 1.0 and scored.before[0] == 0.0
+    assert 0.0 < scored.before[1] < 0.5  # sorry, asked and told
+    (plain,) = score(RewardRunner(RewardCfg(), default="customer_service"), whole)
+    assert plain == replace(scored, before=())

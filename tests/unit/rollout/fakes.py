@@ -31,6 +31,9 @@ class WordChat:
         assert after_stop  # episodes close a cut turn themselves
         return [*self.frame, *self._words(messages), *self.ask]
 
+    def ids_with(self, texts: tuple[str, ...]) -> list[int]:
+        return [int(text) for text in texts]
+
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(str(i) for i in ids if i != STOP)
 

@@ -94,6 +94,15 @@ def test_a_cut_turn_is_closed_unmasked_and_the_dialogue_goes_on() -> None:
     assert [r.params.max_new_tokens for r in engine.requests] == [2, 2]
 
 
+def test_a_turn_ends_after_a_stop_text_and_is_closed_unmasked() -> None:
+    engine = ScriptedEngine(replies(([20, 21], "stop"), ([22, STOP], "stop")))
+    episode = talk(engine, [say("30")], stop=("21", "23"))
+    assert engine.requests[0].params.stop_ids == (STOP, 21, 23)
+    assert episode.ids.tolist() == [10, 11, ASK, 20, 21, STOP, SEPARATOR, 30, ASK, 22, STOP]
+    assert episode.response_mask.astype(int).tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
+    assert episode.turns[0].finish == "stop" and episode.messages[1].content == "20 21"
+
+
 def test_each_limit_is_named() -> None:
     long = ([20, 21, 22, 23], "length")
     assert talk(ScriptedEngine(replies(long)), [], max_response_len=4).end == "token_limit"

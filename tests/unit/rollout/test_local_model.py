@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
 from mdapo.rollout.local_model import LocalModel, packing_available
-from mdapo.rollout.local_weights import read_shape, read_weights
+from mdapo.rollout.local_weights import read_weights
 
 SaveTiny = Callable[..., Path]
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def load(folder: Path, *, dtype: torch.dtype = torch.float32, slots: int = 6, max_context: int = 256) -> LocalModel:
     return LocalModel(
-        read_shape(folder), read_weights(folder), dtype=dtype, device=CPU, slots=slots, max_context=max_context
+        require_facts(folder), read_weights(folder), dtype=dtype, device=CPU, slots=slots, max_context=max_context
     )
 
 
@@ -116,15 +116,7 @@ def test_bad_weights_are_named(tmp_path: Path, save_tiny: SaveTiny) -> None:
         model.load([("model.layers.9.x", torch.zeros(1))])
 
 
-def test_an_unsupported_folder_is_one_user_error_with_every_problem(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        read_shape(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "mixtral", "rope_scaling": {"type": "yarn"}, "mlp_bias": True})
-    )
-    with pytest.raises(UserError) as raised:
-        read_shape(tmp_path)
-    assert len(raised.value.problems) == 3
+def test_a_folder_without_weights_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="safetensors"):
         next(read_weights(tmp_path))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
-from mdapo.megatron import hf_config
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96,
@@ -24,23 +24,23 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def test_reads_a_llama(tmp_path: Path) -> None:
-    hf = hf_config.read(write(tmp_path))
+    hf = require_facts(write(tmp_path))
     assert (hf.layers, hf.heads, hf.kv_heads, hf.head_dim, hf.rope_theta, hf.tied) == (2, 4, 2, 16, 5e5, False)
     assert not hf.qkv_bias and not hf.qk_norm
 
 
 def test_reads_theta_from_rope_parameters_too(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6}
-    assert hf_config.read(write(tmp_path, rope_theta=..., rope_parameters=rope)).rope_theta == 1e6
+    assert require_facts(write(tmp_path, rope_theta=..., rope_parameters=rope)).rope_theta == 1e6
 
 
 def test_head_size_may_differ_from_hidden_over_heads(tmp_path: Path) -> None:
-    hf = hf_config.read(write(tmp_path, architectures=["Qwen3ForCausalLM"], head_dim=128))
+    hf = require_facts(write(tmp_path, architectures=["Qwen3ForCausalLM"], head_dim=128))
     assert hf.head_dim == 128 and hf.qk_norm
 
 
 def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) -> None:
-    hf = hf_config.read(
+    hf = require_facts(
         write(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=4096, use_sliding_window=False)
     )
     assert hf.qkv_bias
@@ -49,8 +49,8 @@ def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "architecture 'MixtralForCausalLM'"),
-        ({"architectures": None}, "architecture 'none named'"),
+        ({"architectures": ["MixtralForCausalLM"]}, "architecture MixtralForCausalLM"),
+        ({"architectures": None}, "architecture none"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling of type 'llama3'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling of type 'linear'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters of type 'yarn'"),
@@ -60,18 +60,18 @@ def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) 
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"hidden_size": "64"}, "hidden_size must be a positive whole number, found '64'"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive whole number, not '64'"),
         ({"vocab_size": ...}, "vocab_size must be"),
     ],
 )
 def test_refuses_what_it_would_compute_wrongly(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        hf_config.read(write(tmp_path, **changes))
+        require_facts(write(tmp_path, **changes))
 
 
 def test_all_reasons_come_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        hf_config.read(write(tmp_path, mlp_bias=True, hidden_act="gelu", hidden_size=0))
+        require_facts(write(tmp_path, mlp_bias=True, hidden_act="gelu", hidden_size=0))
     assert len(caught.value.problems) == 3
 
 
@@ -80,9 +80,9 @@ def test_missing_or_broken_config(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(UserError, match=r"config\.json"):
-        hf_config.read(tmp_path)
+        require_facts(tmp_path)
 
 
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        hf_config.read(tmp_path / "absent")
+        require_facts(tmp_path / "absent")
