@@ -19,7 +19,7 @@ from mdapo.ops import pack  # noqa: F401  its reference
 from mdapo.ops import token_logprob as op
 from mdapo.ops.registry import REFERENCES
 
-KERNELS = sorted(twin.CSRC.glob("*/*_ascend_kernel.cpp"))
+KERNELS = [*sorted(twin.CSRC.glob("*/*_ascend_kernel*")), twin.CSRC / "common" / "ascend_kernel.h"]
 TWIN = twin.CSRC / "ascend_twin"
 MANIFEST = json.loads((TWIN / "api_manifest.json").read_text())
 needs_compiler = pytest.mark.skipif(twin.CXX is None, reason="no C++ compiler")
@@ -40,16 +40,16 @@ def names_of(text: str) -> set[str]:
 
 
 def test_there_are_kernels_for_pack_and_token_logprob() -> None:
-    assert [path.parent.name for path in KERNELS] == ["pack", "token_logprob"]
+    assert {path.parent.name for path in KERNELS} == {"pack", "token_logprob", "common"}
 
 
-@pytest.mark.parametrize("path", [*KERNELS, twin.CSRC / "common" / "ascend_kernel.h"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
 def test_kernels_use_only_what_the_manifest_names(path: Path) -> None:
     assert names_of(code(path)) <= {entry["name"] for entry in MANIFEST}
 
 
 def test_the_manifest_names_nothing_that_no_kernel_uses() -> None:
-    used = set().union(*(names_of(code(path)) for path in [*KERNELS, twin.CSRC / "common" / "ascend_kernel.h"]))
+    used = set().union(*(names_of(code(path)) for path in KERNELS))
     assert {entry["name"] for entry in MANIFEST} == used
     assert all(entry["page"] and entry["signature"] for entry in MANIFEST)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOGPROB = "token_logprob/token_logprob_ascend_kernel.cpp"
+READER = "token_logprob/token_logprob_ascend_kernel_reader.h"
 PACK = "pack/pack_ascend_kernel.cpp"
 SHARED = "common/ascend_kernel.h"
 WRONG = "wrong result"
@@ -73,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         "a fetched chunk is never freed",
-        LOGPROB,
+        READER,
         "    widen(x, logits, count);\n    queue.FreeTensor(logits);",
         "    widen(x, logits, count);",
         "stats",
@@ -81,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "freed before it is read",
-        LOGPROB,
+        READER,
         "    then();\n    widen(x, logits, count);\n    queue.FreeTensor(logits);",
         "    then();\n    queue.FreeTensor(logits);\n    widen(x, logits, count);",
         "stats",
@@ -89,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "a chunk is not enqueued",
-        LOGPROB,
+        READER,
         "    queue.EnQue(logits);\n",
         "",
         "stats",
@@ -97,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         "more than the unified buffer holds",
-        LOGPROB,
+        READER,
         "kChunk = 4096;",
         "kChunk = 16384;",
         "stats",
@@ -105,7 +106,7 @@ MUTANTS = [
     ),
     Mutant(
         "one column too many is read",
-        LOGPROB,
+        READER,
         "const auto bytes = static_cast<uint32_t>(columns(chunk) * sizeof(T));",
         "const auto bytes = static_cast<uint32_t>((columns(chunk) + 1) * sizeof(T));",
         "stats",
@@ -113,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "a length in elements instead of bytes",
-        LOGPROB,
+        READER,
         "const auto bytes = static_cast<uint32_t>(columns(chunk) * sizeof(T));",
         "const auto bytes = static_cast<uint32_t>(columns(chunk) / 4 * 4);",
         "stats",
@@ -153,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "every core does every row",
-        LOGPROB,
+        READER,
         "begin = smaller(rows, each * AscendC::GetBlockIdx());\n    end = smaller(rows, begin + each);",
         "begin = 0;\n    end = rows + 0 * each;",
         "stats",
