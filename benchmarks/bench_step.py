@@ -108,6 +108,16 @@ def compare(case: str, *, steps: int) -> dict[str, Any]:
     }
 
 
+def save(rows: list[dict[str, Any]], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["hardware", *rows[0]])
+        writer.writeheader()
+        writer.writerows(
+            {"hardware": hardware(), **{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in r.items()}}
+            for r in rows
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=["trl"], default="trl")
@@ -116,7 +126,10 @@ def main() -> int:
     options = parser.parse_args()
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
-    rows = [compare(case, steps=options.steps) for case in ([options.only] if options.only else GOALS)]
+    rows = []
+    for case in [options.only] if options.only else GOALS:
+        rows.append(compare(case, steps=options.steps))
+        save(rows, results / "step_vs_trl.csv")
     print(f"\n{hardware()}, median of {options.steps} steps")
     print("case              ours/s  trl/s  ratio  goal | generate s  train s (ours, trl) | peak GB (ours, trl)")
     for r in rows:
@@ -124,13 +137,6 @@ def main() -> int:
         generate = f"{r['mdapo_generate_s']:.2f} {r['trl_generate_s']:.2f}"
         train = f"{r['mdapo_train_s']:.2f} {r['trl_train_s']:.2f}"
         print(f"{r['case']:<17} {speed} | {generate}   {train} | {r['mdapo_peak_gb']:.2f} {r['trl_peak_gb']:.2f}")
-    with (results / "step_vs_trl.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["hardware", *rows[0]])
-        writer.writeheader()
-        writer.writerows(
-            {"hardware": hardware(), **{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in r.items()}}
-            for r in rows
-        )
     missed = [r["case"] for r in rows if r["ratio"] < r["goal"] or r["mdapo_peak_gb"] > r["trl_peak_gb"]]
     if missed:
         print(f"missed: {', '.join(missed)}")

@@ -17,6 +17,7 @@ from mdapo.config.model_facts import read_model
 from mdapo.config.plan import file_problems, plan
 from mdapo.config.problems import lines
 from mdapo.config.render import render_plan
+from mdapo.config.weight_files import weight_problems
 from mdapo.errors import EXIT_USER, UserError
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
     model, problems = read_model(config.model.path)
     found = plan(config, world_size=world_size, model=model)
     blocks = ["# configuration\n" + loaded.resolved_yaml().rstrip(), "# plan\n" + render_plan(found, config, model)]
+    if model is not None and not problems:
+        problems = weight_problems(config.model.path, model)
     told = lines([*problems, *file_problems(config), *found.problems], loaded.sources)
     if told or config.debug.mode == "train":
         return _report(blocks, told)

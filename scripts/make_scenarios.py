@@ -13,17 +13,19 @@ from typing import Any
 
 import scenario_material as material
 
+from mdapo.environments.customer_service import REPLIES
 from mdapo.rewards.dialogue_lexicon import DETAILS, REMEDIES
 
 FOLDER = Path(__file__).parent.parent / "mdapo" / "environments" / "scenarios"
-SIZES = {"train": 360, "heldout": 120}
+# "handover": scenarios for training that begin in the middle, where a colleague left off.
+SIZES = {"train": 360, "heldout": 120, "handover": 180}
 UNSEEN_SHARE = 3  # every third held-out scenario is of a kind that training never shows
 ORDER_NUMBER_SHARE = 0.4  # at least; it is what shops ask for most
 Row = dict[str, Any]
 
 
 def scenarios() -> dict[str, list[Row]]:
-    """Split name to rows in verl's shape; no two scenarios share a complaint, a prompt or a customer's detail."""
+    """Split name to rows in verl's shape; no two scenarios share a complaint, a policy or a customer's detail."""
     rng = random.Random(20)
     taken: set[str] = set()
     rows: dict[str, list[Row]] = {}
@@ -34,7 +36,10 @@ def scenarios() -> dict[str, list[Row]]:
             unseen = split == "heldout" and index % UNSEEN_SHARE == UNSEEN_SHARE - 1
             names = kinds["unseen" if unseen else "seen"]
             turn = index // UNSEEN_SHARE if unseen else index
-            rows[split].append(_fresh(rng, taken, split, index, names[turn % len(names)]))
+            row = _fresh(rng, taken, split, index, names[turn % len(names)])
+            if split == "handover":
+                row["prompt"] += _colleague(rng, row)
+            rows[split].append(row)
     return rows
 
 
@@ -89,6 +94,24 @@ def _scenario(rng: random.Random, split: str, index: int, kind: str) -> Row:
             "unseen_kind": unseen,
         },
     }
+
+
+def _colleague(rng: random.Random, row: Row) -> list[dict[str, str]]:
+    """What was said before the policy takes over: an apology, and the detail, asked and given; no offer yet."""
+    facts = row["reward_model"]["ground_truth"]
+    words = {
+        "p": row["extra_info"]["product"],
+        "detail": DETAILS[facts["detail"]].names[0],
+        "value": facts["value"],
+        "right": REMEDIES[facts["remedy"]].names[0],
+    }
+    said = (
+        ("assistant", material.APOLOGIES),
+        ("user", REPLIES["soothed"]),
+        ("assistant", material.REQUESTS),
+        ("user", REPLIES["gives"]),
+    )
+    return [{"role": role, "content": rng.choice(lines).format(**words)} for role, lines in said]
 
 
 def _value(rng: random.Random, detail: str) -> str:

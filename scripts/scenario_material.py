@@ -332,6 +332,22 @@ STYLES = (
     "Say sorry and ask if they agree. Use one or two short sentences.",
 )
 
+# What a colleague said before a handover.
+APOLOGIES = (
+    "I am sorry about your {p}.",
+    "I am sorry to hear that.",
+    "I am sorry for the trouble with the {p}.",
+    "We apologise for the inconvenience.",
+    "I am so sorry about this.",
+)
+REQUESTS = (
+    "Can you please give me your {detail}?",
+    "What is your {detail}?",
+    "Please tell me your {detail}.",
+    "May I have your {detail}?",
+    "I need your {detail}, please.",
+)
+
 STREETS = ("Mill Road", "Park Lane", "Station Street", "Oak Avenue", "Church Hill", "Bridge Street", "Rose Court")
 FIRST_NAMES = (
     "anna", "ben", "carla", "david", "ella", "farid", "grace", "hugo", "ines", "jonas", "kim", "lena", "marco", "nora",

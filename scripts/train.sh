@@ -20,6 +20,16 @@ if [ "$nnodes" -gt 1 ] && [ -z "${MASTER_ADDR:-}" ]; then
     echo "train: NNODES=$nnodes wants MASTER_ADDR, the address of the machine with NODE_RANK=0" >&2
     exit 2
 fi
+for name in nproc:NPROC_PER_NODE nnodes:NNODES node_rank:NODE_RANK; do
+    value=${name%%:*}
+    if ! [[ ${!value} =~ ^[0-9]+$ ]]; then
+        echo "train: ${name#*:}=${!value}: must be a whole number" >&2
+        exit 2
+    fi
+done
+if [ "$node_rank" -eq 0 ]; then # it listens there
+    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" "$bin/python" -m mdapo.trainer.launch "$port"
+fi
 exec "$bin/python" -m torch.distributed.run \
     --nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$nproc" \
     --master-addr "$master" --master-port "$port" \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from mdapo.config.problems import Problem
 from mdapo.errors import UserError
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+QUICKSTART_MODEL = "SmolLM2-135M-Instruct"
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 
@@ -108,6 +110,8 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     if not path.is_dir():
         hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(path))
         hint = f"; nothing is downloaded: hf download {path} --local-dir {path}" if hub else ""
+        if path.name == QUICKSTART_MODEL:
+            hint = "; scripts/fetch_model.py makes it"
         return None, [Problem(key, f"no such folder: {path}{hint}")]
     raw, why = _json(path / "config.json")
     if raw is None:
@@ -116,9 +120,21 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
     reasons = [f"{k} must be a positive whole number, not {raw.get(k)!r}" for k in wrong]
     named = raw.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else "none"
-    reasons += _refused(raw, architecture)
-    facts = None if wrong else _facts(raw, architecture)
+    reasons += [*_impossible(raw), *_refused(raw, architecture)]
+    facts = None if wrong or any(_impossible(raw)) else _facts(raw, architecture)
     return facts, [Problem(key, f"{path}/config.json: {reason}") for reason in reasons]
+
+
+def _impossible(raw: dict[str, Any]) -> Iterator[str]:
+    """Numbers that no model can have."""
+    heads, kv_heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
+    if _positive(heads) and _positive(kv_heads) and heads % kv_heads:
+        yield f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+    theta = (raw.get("rope_parameters") or {}).get("rope_theta", raw.get("rope_theta", 10000.0))
+    for key, value in (("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)), ("rope_theta", theta)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            yield f"{key} must be a positive number, not {value!r}"
 
 
 def _refused(raw: dict[str, Any], architecture: str) -> Iterator[str]:

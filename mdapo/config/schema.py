@@ -32,7 +32,7 @@ class Plugin(Section):
 class Run(Section):
     name: str = "run"
     dir: str = "runs"
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # what numpy's generators take
     total_steps: Positive = 100
     eval_every: NonNegative = 0  # steps; 0: never in between
     eval_before: bool = True
@@ -42,7 +42,7 @@ class Run(Section):
     export_hf: bool = True  # write hf/ at the end
     resume: Literal["auto", "never"] = "auto"
     init_timeout_s: PositiveFloat = 600.0  # deadline of start-up and of each collective
-    threads: NonNegative = 0  # CPU threads of one rank; 0: cores / ranks
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0  # CPU threads of one rank; 0: cores / ranks
 
 
 class Model(Section):

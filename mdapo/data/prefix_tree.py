@@ -19,8 +19,8 @@ LEAST = 8  # tokens worth a node of their own: each costs an attention call
 class PrefixTree:
     """M nodes for N rows: node m is ``lengths_M`` tokens, from position ``begins_M`` on, of row ``rows_M``.
 
-    Other rows below it have the same ones there. Parents come before their children; ``parents`` of a root is -1.
-    ``paths``: N lists of nodes, from a root to the row's own leaf, which together are the row. Arrays are int64.
+    All rows that go through it have the same ones there. Parents come before their children; that of a root is -1.
+    ``paths``: for each row its nodes from a root to a leaf of its own, which together are the row. Arrays are int64.
     """
 
     rows_M: np.ndarray

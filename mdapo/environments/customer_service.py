@@ -20,10 +20,10 @@ REPLIES: dict[str, tuple[str, ...]] = {
         "{value}. So what do you offer?",
         "Sure, {value}. Can you offer me {right}?",
     ),
-    "gives_cross": (
-        "It is {value}. Not even an apology? What can you offer me?",
-        "{value}. You could say sorry. And what do you offer me?",
-        "Fine: {value}. Are you not even sorry? So what do you offer?",
+    "wants_apology": (
+        "Not even an apology? Say sorry first.",
+        "You could say sorry before you ask me.",
+        "Are you not even sorry? Then I tell you nothing.",
     ),
     "told_already": ("I told you: {value}. What can you offer me?", "As I said, {value}. So what do you offer?"),
     "why_that": (
@@ -84,7 +84,7 @@ class CustomerService:
         self._patience = patience
         self._easy = self._random.random() < easy_share
         self._fruitless = 0
-        self._before = Progress()
+        self._before = follow(self._facts, prompt.messages)  # a prompt may begin in the middle of a conversation
 
     def opening(self) -> tuple[Message, ...]:
         return self._prompt.messages
@@ -108,10 +108,10 @@ class CustomerService:
         turn, remedy, detail = now.turns[-1], self._facts.remedy, self._facts.detail
         if turn.fault or turn.off_role:
             return "confused"
-        if detail in turn.asks:
-            if now.given:
-                return "told_already"
-            return "gives" if now.apology else "gives_cross"
+        if detail in turn.asks and now.given:
+            return "told_already"
+        if detail in turn.asks or (turn.apology and now.asked_at is not None and not now.given):
+            return "gives" if now.apology else "wants_apology"
         if turn.offers - {remedy}:
             return "wrong" if now.given else "wrong_early"
         if now.offered_at is not None:

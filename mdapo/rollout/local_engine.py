@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from mdapo.config.model_facts import require_facts
+from mdapo.config.weight_files import require_weights
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.local_cache import SlotTable
 from mdapo.rollout.local_model import LocalModel, packing_available
@@ -71,8 +72,10 @@ class LocalEngine:
         self._running: list[_Running] = []
         self._driver: asyncio.Task[None] | None = None
         self._broken = ""  # why no request can be answered
+        facts = require_facts(folder)
+        require_weights(folder, facts)
         self.model = LocalModel(
-            require_facts(folder),
+            facts,
             read_weights(folder),
             dtype=getattr(torch, dtype),
             device=torch.device(device),

@@ -8,7 +8,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,30 @@ SECRET_ENDINGS = ("api_key", "apikey", "secret", "password", "access_token", "au
 
 
 class RunFolder:
-    """An open run folder; the lock is held until ``close`` or the end of the process, however it ends."""
+    """An open run folder; the lock is held until ``close`` or the end of the process, however it ends.
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path, self._lock = path, lock
+    What it holds is as it was before until ``claim``: a start that fails leaves an earlier run where it is.
+    """
+
+    def __init__(self, path: Path, lock: int, claim: Callable[[RunFolder], None]) -> None:
+        self.path, self._lock, self._claim = path, lock, claim
+
+    def claim(self) -> None:
+        """Make it this run's: another run in it is moved aside, ``config.yaml`` and ``env.json`` are written.
+
+        Raises ``UserError`` when it cannot be written.
+        """
+        with _usable(self.path):
+            self._claim(self)
+
+    def move_aside(self, why: str, notify: Callable[[str], None]) -> None:
+        """What it holds becomes ``path.1``, ``path.2``, …; the folder is a new one, locked too."""
+        aside = _free_name(self.path.parent, self.path.name, "")
+        self.path.rename(aside)
+        os.close(self._lock)
+        notify(f"{self.path}: held another run ({why}); it is kept as {aside}")
+        self.path.mkdir(exist_ok=True)
+        self._lock = _lock(self.path)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -43,33 +64,45 @@ def open_run_folder(
     environment: Mapping[str, Any] | None = None,
     notify: Callable[[str], None] = lambda text: None,
 ) -> RunFolder:
-    """Make or reopen ``path`` for the run that ``config`` (resolved, nested) describes.
+    """Make or reopen ``path`` for the run that ``config`` (resolved, nested) describes; ``claim`` then takes it.
 
     The same run is resumed. Another run in the folder (another seed, model, data, environment or debug.mode; any, when
     ``fresh``) is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a
     changed ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
     Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
     """
-    try:
+    config = redact(config)
+    with _usable(path):
         path.mkdir(parents=True, exist_ok=True)
         if not (path / CONFIG).exists() and any(not f.name.startswith(".") and f.name != EVAL for f in path.iterdir()):
             raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
         lock = _lock(path)
-        former = _read(path / CONFIG)
-        config = redact(config)
-        if former is not None:
-            changed = differences(former, config)
-            other = [line for line in changed if line.split(":")[0] in IDENTITY]
-            if other or fresh:
-                path, lock = _move_aside(path, lock, other, notify)
-            elif changed:
-                notify(f"{path}: goes on with changed settings: " + "; ".join(changed))
+        try:
+            former = _read(path / CONFIG)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def claim(folder: RunFolder) -> None:
+        changed = [] if former is None else differences(former, config)
+        other = [line for line in changed if line.split(":")[0] in IDENTITY]
+        if other or (fresh and former is not None):
+            folder.move_aside("; ".join(other) if other else "run.resume: never", notify)
+        elif changed:
+            notify(f"{path}: goes on with changed settings: " + "; ".join(changed))
         _keep_and_write(path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         if environment is not None:
             _keep_and_write(path / ENVIRONMENT, json.dumps(environment, indent=1) + "\n")
+
+    return RunFolder(path, lock, claim)
+
+
+@contextmanager
+def _usable(path: Path) -> Generator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{path}: cannot be used as run folder: {error.strerror or error}") from error
-    return RunFolder(path, lock)
 
 
 def differences(former: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -105,16 +138,6 @@ def _lock(path: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()} since {started}\n".encode(), 0)
     return descriptor
-
-
-def _move_aside(path: Path, lock: int, other: list[str], notify: Callable[[str], None]) -> tuple[Path, int]:
-    aside = _free_name(path.parent, path.name, "")
-    path.rename(aside)
-    os.close(lock)
-    why = "; ".join(other) if other else "run.resume: never"
-    notify(f"{path}: held another run ({why}); it is kept as {aside}")
-    path.mkdir(exist_ok=True)
-    return path, _lock(path)
 
 
 def _keep_and_write(path: Path, text: str) -> None:

@@ -74,6 +74,7 @@ class Trainer:
             self.actor = Actor(self.config, self.layout, trainable=self.trains)
             self.actor.load_hf(self.config.model.path)
             self.reference = self._build_reference() if self.trains and self.config.algorithm.kl.enable else None
+            self.share_errors(self._claim_folder)  # not before: a start that fails leaves an earlier run in its place
         except BaseException:
             self.close()
             raise
@@ -82,6 +83,10 @@ class Trainer:
         if self.loop is not None:
             self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
             self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
+
+    def _claim_folder(self) -> None:
+        assert self.journal is not None
+        self.journal.claim()
 
     def _build_reference(self) -> Actor:
         path = self.config.model.ref_path or self.config.model.path

@@ -44,6 +44,10 @@ class Journal:
         )
         self.tracker: Tracker | None = None
 
+    def claim(self) -> None:
+        """Take the run folder: the run will start."""
+        self.folder.claim()
+
     def start(self, *, step: int, offset: int) -> None:
         """The run goes on after ``step``, whose commit had ``offset`` bytes of metrics."""
         self.console.close()
@@ -94,6 +98,9 @@ class EvalJournal(Journal):
         self.console = Console(0)
         self.path = Path(config.run.dir) / config.run.name
         self.recorder = Recorder(self.path / EVAL, episodes_per_step=0)
+
+    def claim(self) -> None:
+        pass  # it stays the run's
 
     def start(self, *, step: int, offset: int) -> None:
         pass  # no metrics are written

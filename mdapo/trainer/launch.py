@@ -145,3 +145,11 @@ def report(torchrun_code: int, outcomes: Path) -> int:
     text = "a rank was killed (by the system, when memory runs out); the same command resumes from the last checkpoint"
     print(f"mdapo: {text}", file=sys.stderr)
     return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":  # scripts/train.sh asks before it starts torchrun
+    try:
+        check_port(sys.argv[1])
+    except UserError as error:
+        print(f"train: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -89,6 +89,7 @@ def test_data_that_cannot_be_used_is_named(
 
 def test_a_run_folder_in_use_is_refused_and_left_alone(material: Material, tmp_path: Path) -> None:
     holder = open_run_folder(tmp_path / "run", {"run": {"seed": 1}})
+    holder.claim()
     before = {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")}
     try:
         refused("train", str(material.config), f"run.dir={tmp_path}", says=(f"{tmp_path}/run", "in use by process"))
@@ -97,10 +98,16 @@ def test_a_run_folder_in_use_is_refused_and_left_alone(material: Material, tmp_p
     assert {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")} == before
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_named(material: Material, tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_an_earlier_run_in_its_place(material: Material, tmp_path: Path) -> None:
+    earlier = open_run_folder(tmp_path / "run", {"run": {"seed": 1}})
+    earlier.claim()
+    earlier.close()
+    before = {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")}
     (tmp_path / "mine.py").write_text("import no_such_module\n")
     name = f"environment.name={tmp_path}/mine.py:Mine"
     refused("train", str(material.config), f"run.dir={tmp_path}", name, says=("mine.py:1", "no_such_module"))
+    assert {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")} == before
+    assert not (tmp_path / "run.1").exists()
 
 
 def test_a_model_with_a_damaged_file_is_named(material: Material, tmp_path: Path) -> None:
@@ -125,6 +132,6 @@ def test_doctor_needs_no_configuration() -> None:
     done = mdapo("doctor")
     assert done.code == 0, done.err
     assert "Traceback" not in done.err
-    for text in ("megatron-core 0.16", "device", "attention", "reference", "MDAPO_DEVICE", "environment"):
+    for text in ("megatron-core 0.16", "device", "attention", "unpack", "cpu library", "MDAPO_DEVICE", "environment"):
         assert text in done.out
     refused("doctor", says=("MDAPO_DEVICE=tpu",), MDAPO_DEVICE="tpu")

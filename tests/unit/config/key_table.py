@@ -43,7 +43,7 @@ def words(annotation: Any, bounds: list[Any]) -> str:
         return "list of two numbers"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "`{" + ", ".join(annotation.model_fields) + "}`"
-    limits = [f" {sign} {getattr(b, name):g}" for b in bounds for name, sign in SIGNS.items() if hasattr(b, name)]
+    limits = [f" {sign} {getattr(b, name):.10g}" for b in bounds for name, sign in SIGNS.items() if hasattr(b, name)]
     return KINDS[get_origin(annotation) or annotation] + ",".join(limits)
 
 

@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mdapo.check import REPLY, check
+from mdapo.config.model_facts import require_facts
 
 from ..data.templates import SMOLLM2, small_tokenizer
 
@@ -23,7 +26,8 @@ def config(tmp_path: Path) -> Path:
     model = tmp_path / "m"
     small_tokenizer(SMOLLM2).save_pretrained(model)
     (model / "config.json").write_text(json.dumps(RAW))
-    (model / "model.safetensors").write_text("x")
+    facts = require_facts(model)
+    save_file({name: torch.zeros(shape) for name, shape in facts.weight_shapes().items()}, model / "model.safetensors")
     path = tmp_path / "x.yaml"
     path.write_text(
         f"model: {{path: {model}}}\n"
@@ -42,6 +46,13 @@ def test_a_good_configuration_shows_all_three_parts(config: Path) -> None:
     assert "layout            tensor 1 x pipeline 1 x data 2" in report.text
     assert "training prompts: " in report.text
     assert "chat template: append-only" in report.text
+
+
+def test_weights_that_are_not_the_models_are_a_problem(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "m" / "config.json").write_text(json.dumps(RAW | {"hidden_size": 128}))
+    report = check(config)
+    assert report.exit_code == 2
+    assert any("weights that do not fit config.json" in problem for problem in report.problems)
 
 
 def test_the_conversation_shows_every_token_with_its_mask(config: Path) -> None:

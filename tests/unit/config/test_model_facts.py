@@ -62,6 +62,10 @@ def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) 
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"hidden_size": "64"}, "hidden_size must be a positive whole number, not '64'"),
         ({"vocab_size": ...}, "vocab_size must be"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, not nan"),
+        ({"rope_theta": -1}, "rope_theta must be a positive number, not -1"),
+        ({"rope_theta": "1e4"}, "rope_theta must be a positive number, not '1e4'"),
     ],
 )
 def test_refuses_what_it_would_compute_wrongly(tmp_path: Path, changes: dict[str, Any], says: str) -> None:

@@ -302,7 +302,7 @@ def test_files_that_are_not_there_are_told(good: Path, tmp_path: Path) -> None:
     assert files_of(load(good)) == []
     assert files_of(load(good, ["data.train_files=[package:customer_service_train.jsonl]"])) == []
     (problem,) = files_of(load(good, ["data.train_files=[package:../x.jsonl]"]))
-    assert "is not shipped with mdapo; there are customer_service_heldout.jsonl" in problem
+    assert "is not shipped with mdapo; there are customer_service_handover.jsonl" in problem
     (problem,) = files_of(load(good, ["debug.mode=train", "debug.replay=no/replay", "data.train_files=[no.jsonl]"]))
     assert problem == "debug.replay: no such folder: no/replay"
     (problem,) = files_of(load(good, ["algorithm.kl.enable=true", "model.ref_path=no/model"]))

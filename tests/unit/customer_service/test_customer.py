@@ -120,7 +120,7 @@ def test_one_answer_for_all_scenarios_succeeds_rarely() -> None:
     ("agent", "said"),
     [
         (script("I'm sorry about your kettle. What is your order number?"), "KX-48213"),
-        (script("What is your order number?"), "KX-48213"),
+        (script("What is your order number?"), "sorry"),
         (script("I will look into it."), "order number|details|information"),
         (script("Can you give me your phone number?"), "details|order number"),
         (script("We will send you a replacement. Is that okay?"), "details|order number"),
@@ -140,6 +140,17 @@ def test_a_detail_is_never_told_unasked() -> None:
         assert not any("KX-48213" in m.content for m in messages)
 
 
+def test_who_is_not_apologised_to_tells_nothing_until_then() -> None:
+    ask, sorry = "What is your order number?", "I'm sorry about your kettle."
+    for seed in range(12):
+        asked, _, _ = converse(script(ask), seed=seed, turns=1)
+        assert not any("KX-48213" in m.content for m in asked)
+        made_up, _, _ = converse(script(ask, sorry), seed=seed, turns=2)
+        assert "KX-48213" in made_up[-1].content
+    done = script(ask, sorry, "We can offer you a replacement. Is that okay?")
+    assert converse(done)[2].outcome == 1.0
+
+
 def test_a_strict_customer_agrees_only_when_asked() -> None:
     ask, offer = "I'm sorry about your kettle. What is your order number?", "We will send you a replacement."
     strict = converse(script(ask, offer), turns=2, easy_share=0.0)
@@ -152,6 +163,16 @@ def test_the_customer_leaves_after_fruitless_turns() -> None:
     lines = ("The weather is nice.", "I like tea in the morning.", "We have many kettles.")
     assert [converse(script(*lines), patience=n)[1] for n in (1, 2, 3)] == ["gave_up"] * 3
     assert [len(converse(script(*lines), patience=n)[0]) for n in (1, 2, 3)] == [4, 6, 8]
+
+
+def test_a_conversation_taken_over_in_the_middle_goes_on_from_there() -> None:
+    for prompt in rows("handover"):
+        offer = script(f"We can offer you {REMEDIES[prompt.ground_truth['remedy']].names[0]}. Is that okay?")
+        _, end, score = converse(offer, prompt)
+        assert (end, score.outcome) == ("done", 1.0)
+        # What the colleague reached is no progress of the new agent's.
+        messages, end, score = converse(script("The weather is nice."), prompt, patience=1)
+        assert (end, score.outcome, len(messages)) == ("gave_up", 0.0, len(prompt.messages) + 2)
 
 
 def test_same_seed_same_customer_and_other_seeds_differ() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from mdapo.rewards.dialogue import follow
 from mdapo.rewards.dialogue_lexicon import DETAILS, REMEDIES
 from mdapo.rewards.dialogue_reading import Facts, plain
+from mdapo.types import Message
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -53,7 +55,7 @@ def test_there_are_enough_and_a_third_of_the_held_out_are_of_unseen_kinds(splits
 
 
 def test_nothing_leaks_from_held_out_to_training(splits: dict[str, list[Row]]) -> None:
-    train = splits["train"]
+    train = splits["train"] + splits["handover"]
     unseen = {row["extra_info"]["kind"] for row in splits["heldout"] if row["extra_info"]["unseen_kind"]}
     assert unseen and not unseen & {row["extra_info"]["kind"] for row in train}
     assert not any(row["extra_info"]["unseen_kind"] for row in train)
@@ -80,7 +82,9 @@ def test_rows_have_verls_shape_and_facts_the_grader_knows(splits: dict[str, list
     for split, rows in splits.items():
         for row in rows:
             assert row["data_source"] == "customer_service"
-            assert [message["role"] for message in row["prompt"]] == ["system", "user"]
+            roles = ["system", *["user", "assistant"] * 3][: len(row["prompt"])]
+            assert [message["role"] for message in row["prompt"]] == roles
+            assert len(row["prompt"]) == (6 if split == "handover" else 2)
             assert row["extra_info"]["split"] == split
             assert row["extra_info"].keys() == {"id", "split", "kind", "product", "unseen_kind"}
             Facts.of(row["reward_model"]["ground_truth"])
@@ -95,12 +99,20 @@ def test_the_prompt_names_the_one_remedy_and_the_detail_but_not_its_value(splits
         others = [r for r, remedy in REMEDIES.items() if r != facts["remedy"] and remedy.strong.search(system)]
         assert not others, (others, system)
         assert DETAILS[facts["detail"]].forms.search(system), system
-        assert plain(facts["value"]) not in plain(text_of(row))
+        assert plain(facts["value"]) not in plain(" ".join(message["content"] for message in row["prompt"][:2]))
+
+
+def test_a_handover_comes_after_apology_and_detail_and_leaves_the_offer(splits: dict[str, list[Row]]) -> None:
+    for row in splits["handover"]:
+        facts = Facts.of(row["reward_model"]["ground_truth"])
+        so_far = follow(facts, [Message(**message) for message in row["prompt"]])
+        assert so_far.apologised_at == 0 and so_far.given and not so_far.fault, row["prompt"]
+        assert not any(turn.offers or turn.off_role for turn in so_far.turns) and not so_far.success
 
 
 def test_prompts_are_short_and_without_gaps(splits: dict[str, list[Row]]) -> None:
     for row in [row for rows in splits.values() for row in rows]:
-        system, complaint = (message["content"] for message in row["prompt"])
+        system, complaint = (message["content"] for message in row["prompt"][:2])
         assert len(system.split()) <= 60
         assert len(complaint.split()) <= 32
         assert not re.search(r"[{}]|  |\bNone\b", text_of(row))

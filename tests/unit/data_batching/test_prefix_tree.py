@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdapo.data.prefix_tree import prefix_tree
@@ -25,6 +25,7 @@ def branching(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
+@settings(deadline=None)
 @given(branching(), st.integers(1, 6))
 def test_every_row_is_a_path_of_whole_nodes_with_a_leaf_of_its_own(rows: list[Row], least: int) -> None:
     tree = prefix_tree(rows, least=least)
@@ -88,6 +89,7 @@ def seen(batch: MicroBatch, token: int) -> list[int]:
     return ids
 
 
+@settings(deadline=None)
 @given(st.lists(branching(), min_size=1, max_size=3), st.integers(1, 5), st.booleans())
 def test_every_scored_token_is_read_off_its_own_row_up_to_it(
     parts: list[list[Row]], multiple: int, share_prefix: bool
@@ -104,8 +106,8 @@ def test_every_scored_token_is_read_off_its_own_row_up_to_it(
         assert all(size > 0 for size in np.diff(batch.cu_seqlens))
         assert len(batch.parents) == (batch.num_segments if share_prefix else 0)
         expected = [(n, row[:at]) for n, row in enumerate(part) for at in range(1, len(row))]
-        found = zip(batch.segment_R.tolist(), map(lambda token: seen(batch, token), batch.loss_index_R), strict=True)
-        assert [*found] == expected
+        before_R = [seen(batch, token) for token in batch.loss_index_R.tolist()]
+        assert [*zip(batch.segment_R.tolist(), before_R, strict=True)] == expected
         assert batch.positions_T[batch.loss_index_R].tolist() == [len(before) - 1 for _, before in expected]
         assert batch.targets_R.tolist() == [token for row in part for token in row[1:]]
 

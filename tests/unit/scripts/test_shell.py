@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,7 +55,24 @@ def test_train_is_the_torchrun_line_from_anywhere(venv: Path, tmp_path: Path) ->
 def test_train_on_one_machine_needs_no_variables(venv: Path, tmp_path: Path) -> None:
     found = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv))
     assert found.returncode == 0
-    assert found.stdout.splitlines()[2:6] == ["--nnodes", "1", "--node-rank", "0"]
+    said = found.stdout.splitlines()
+    assert said[:3] == ["-m", "mdapo.trainer.launch", "29500"], "whether the port is free"
+    assert said[3:9] == ["-m", "torch.distributed.run", "--nnodes", "1", "--node-rank", "0"]
+
+
+@pytest.mark.parametrize("name", ["NPROC_PER_NODE", "NNODES", "NODE_RANK"])
+def test_train_refuses_what_is_no_number(venv: Path, tmp_path: Path, name: str) -> None:
+    found = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv), **{"MASTER_ADDR": "10.0.0.1", name: "two"})
+    assert found.returncode == 2 and f"{name}=two" in found.stderr and not found.stdout
+
+
+def test_train_refuses_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        found = run("train.sh", "a.yaml", cwd=tmp_path, VENV=sys.prefix, MASTER_PORT=port)
+    assert found.returncode == 2 and f"MASTER_PORT={port}: the port cannot be used" in found.stderr
 
 
 def test_train_says_what_is_missing(venv: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from mdapo.errors import UserError
 from mdapo.tracking.environment import describe_environment, git_revision
-from mdapo.tracking.run_folder import differences, open_run_folder, redact
+from mdapo.tracking.run_folder import RunFolder, differences, open_run_folder, redact
 
 HOLD = """
 import sys
@@ -30,6 +30,12 @@ def config(**changes: Any) -> dict[str, Any]:
     return {"run": run | changes, "model": {"path": "m"}, "data": {"train_files": ["a.jsonl"]}}
 
 
+def claimed(path: Path, settings: dict[str, Any], **how: Any) -> RunFolder:
+    folder = open_run_folder(path, settings, **how)
+    folder.claim()
+    return folder
+
+
 def hold(path: Path) -> subprocess.Popen[str]:
     """A process that holds the folder until its stdin closes."""
     process = subprocess.Popen(
@@ -43,10 +49,10 @@ def test_a_second_run_on_the_same_folder_is_refused_and_the_first_is_named(tmp_p
     first = hold(tmp_path / "run")
     try:
         with pytest.raises(UserError, match=rf"in use by process {first.pid} on \S+ since \d{{4}}-"):
-            open_run_folder(tmp_path / "run", {})
+            claimed(tmp_path / "run", {})
     finally:
         first.communicate()
-    open_run_folder(tmp_path / "run", {}).close()
+    claimed(tmp_path / "run", {}).close()
 
 
 def test_a_lock_left_by_a_killed_process_is_reclaimed(tmp_path: Path) -> None:
@@ -54,15 +60,15 @@ def test_a_lock_left_by_a_killed_process_is_reclaimed(tmp_path: Path) -> None:
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     assert (tmp_path / "run" / ".lock").exists()
-    open_run_folder(tmp_path / "run", {}).close()
+    claimed(tmp_path / "run", {}).close()
     assert f"process {os.getpid()} " in (tmp_path / "run" / ".lock").read_text()
 
 
 def test_the_same_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     said: list[str] = []
-    open_run_folder(tmp_path / "run", config(), notify=said.append).close()
+    claimed(tmp_path / "run", config(), notify=said.append).close()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}")
-    folder = open_run_folder(tmp_path / "run", config(), notify=said.append)
+    folder = claimed(tmp_path / "run", config(), notify=said.append)
     folder.close()
     assert folder.path == tmp_path / "run" and (folder.path / "metrics.jsonl").exists()
     assert said == []
@@ -71,8 +77,8 @@ def test_the_same_run_goes_on_in_its_folder(tmp_path: Path) -> None:
 
 def test_changed_settings_are_named_and_the_former_configuration_is_kept(tmp_path: Path) -> None:
     said: list[str] = []
-    open_run_folder(tmp_path / "run", config()).close()
-    open_run_folder(tmp_path / "run", config(total_steps=20), notify=said.append).close()
+    claimed(tmp_path / "run", config()).close()
+    claimed(tmp_path / "run", config(total_steps=20), notify=said.append).close()
     assert len(said) == 1 and "run.total_steps: 10 -> 20" in said[0]
     assert yaml.safe_load((tmp_path / "run" / "config.1.yaml").read_text()) == config()
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) == config(total_steps=20)
@@ -81,7 +87,7 @@ def test_changed_settings_are_named_and_the_former_configuration_is_kept(tmp_pat
 def test_another_run_is_moved_aside_never_overwritten(tmp_path: Path) -> None:
     said: list[str] = []
     for seed in (0, 1, 2):
-        folder = open_run_folder(tmp_path / "run", config(seed=seed), notify=said.append)
+        folder = claimed(tmp_path / "run", config(seed=seed), notify=said.append)
         assert not (folder.path / "summary.json").exists()
         (folder.path / "summary.json").write_text(str(seed))
         folder.close()
@@ -91,16 +97,25 @@ def test_another_run_is_moved_aside_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_fresh_run_moves_even_the_same_run_aside(tmp_path: Path) -> None:
-    open_run_folder(tmp_path / "run", config()).close()
-    open_run_folder(tmp_path / "run", config(), fresh=True).close()
+    claimed(tmp_path / "run", config()).close()
+    claimed(tmp_path / "run", config(), fresh=True).close()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "run.1"]
+
+
+def test_a_folder_that_is_opened_and_not_claimed_keeps_what_it_holds(tmp_path: Path) -> None:
+    claimed(tmp_path / "run", config()).close()
+    before = {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")}
+    for changed, fresh in ((config(seed=1), False), (config(total_steps=20), False), (config(), True)):
+        open_run_folder(tmp_path / "run", changed, fresh=fresh).close()
+    assert [f.name for f in tmp_path.iterdir()] == ["run"]
+    assert {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")} == before
 
 
 def test_a_folder_in_use_is_not_moved_aside(tmp_path: Path) -> None:
     first = hold(tmp_path / "run")
     try:
         with pytest.raises(UserError, match="in use"):
-            open_run_folder(tmp_path / "run", config(seed=1), fresh=True)
+            claimed(tmp_path / "run", config(seed=1), fresh=True)
     finally:
         first.communicate()
     assert [f.name for f in tmp_path.iterdir()] == ["run"]
@@ -109,14 +124,14 @@ def test_a_folder_in_use_is_not_moved_aside(tmp_path: Path) -> None:
 def test_a_run_killed_while_its_folder_was_made_goes_on(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("process 1 on nowhere since never")
     (tmp_path / ".config.yaml.partial").write_text("run:")
-    open_run_folder(tmp_path, config()).close()
+    claimed(tmp_path, config()).close()
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == config()
 
 
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(UserError, match="not a run's folder"):
-        open_run_folder(tmp_path, config())
+        claimed(tmp_path, config())
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -124,12 +139,12 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_a_path_that_can_not_be_a_folder_is_the_users_error(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "run")
     with pytest.raises(UserError, match="cannot be used as run folder"):
-        open_run_folder(tmp_path / "run", config())
+        claimed(tmp_path / "run", config())
 
 
 def test_secrets_reach_no_file(tmp_path: Path) -> None:
     secret = {"rollout": {"engine_args": {"api_key": "s3cret", "nested": [{"hf-access-token": "s3cret"}]}}}
-    open_run_folder(tmp_path / "run", secret | {"actor": {"ppo_max_token_len": 8}}).close()
+    claimed(tmp_path / "run", secret | {"actor": {"ppo_max_token_len": 8}}).close()
     text = (tmp_path / "run" / "config.yaml").read_text()
     assert "s3cret" not in text and "ppo_max_token_len: 8" in text
     assert redact({"password": None}) == {"password": None}
@@ -144,7 +159,7 @@ def test_environment_names_versions_and_hardware_and_no_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MDAPO_TEST_TOKEN", "s3cret-value")
-    open_run_folder(tmp_path / "run", config(), environment=describe_environment(["NVIDIA H200"])).close()
+    claimed(tmp_path / "run", config(), environment=describe_environment(["NVIDIA H200"])).close()
     text = (tmp_path / "run" / "env.json").read_text()
     found = json.loads(text)
     assert found["packages"]["pydantic"] and found["hardware"]["cores"] >= 1

@@ -1,0 +1,75 @@
+"""A model folder whose weights are not those of its config.json is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdapo.config.model_facts import ModelFacts
+from mdapo.config.weight_files import require_weights, weight_problems
+from mdapo.errors import UserError
+
+FACTS = ModelFacts(
+    architecture="LlamaForCausalLM", layers=2, hidden=8, ffn=12, heads=2, kv_heads=1, head_dim=4, vocab=11,
+    max_positions=32, tied=True, dtype="float32", qkv_bias=False, qk_norm=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    weights = {name: torch.zeros(shape) for name, shape in FACTS.weight_shapes().items()}
+    names = sorted(weights)
+    for part, own in (("model-1.safetensors", names[:7]), ("model-2.safetensors", names[7:])):
+        save_file({name: weights[name] for name in own}, tmp_path / part, metadata={"format": "pt"})
+    return tmp_path
+
+
+def test_weights_in_several_files_that_fit_are_accepted(folder: Path) -> None:
+    assert weight_problems(folder, FACTS) == []
+    require_weights(folder, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"layers": 3}, "tensors missing from .*model.layers.2.input_layernorm.weight.*, and 6 more"),
+        ({"tied": False}, "tensors missing from .*lm_head.weight"),
+        ({"hidden": 16}, "weights that do not fit config.json: model.embed_tokens.weight has shape .11, 8., .*more"),
+        ({"vocab": 12}, r"shape \[11, 8\], config.json means \[12, 8\]"),
+        ({"layers": 10**9}, "means 1000000000 layers, but the files hold 20 tensors"),
+    ],
+)
+def test_what_is_missing_or_misshapen_is_named(folder: Path, changes: dict[str, int], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        require_weights(folder, replace(FACTS, **changes))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "header cannot be read"),
+        (b"\0" * 100, "header cannot be read"),
+        ((2).to_bytes(8, "little") + b"[]", "header cannot be read"),
+        ((10**6).to_bytes(8, "little") + b"{}", "header cannot be read"),
+        ((2**62).to_bytes(8, "little") + b"{}", "header cannot be read"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(folder: Path, content: bytes, says: str) -> None:
+    (folder / "model-2.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=f"model-2.safetensors: .*{says}"):
+        require_weights(folder, FACTS)
+
+
+def test_a_file_that_was_cut_short_is_named(folder: Path) -> None:
+    file = folder / "model-1.safetensors"
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    assert json.loads(whole[8 : 8 + length])
+    file.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=r"model-1.safetensors: cut short: it holds .* of .* bytes"):
+        require_weights(folder, FACTS)
