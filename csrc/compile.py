@@ -28,9 +28,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC, OBJECTS, NATIVE = ROOT / "csrc", ROOT / "build" / "csrc", ROOT / "mdapo" / "_native"
 MODES = ("auto", "none", "cpu", "cuda", "npu")
+CXX_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # torch's stable ABI as of 2.10: one library serves every later torch.
-CXX_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
-CXX_FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+STABLE_FLAGS = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+# torch_npu's headers take in those of torch that the stable ABI forbids: its library is for one torch and torch_npu.
+ASCEND_FLAGS = ["-std=c++20"]
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = "80 90a 100"
 BISHENG_FLAGS = ["-x", "asc", "-O3", "-std=c++17", "-fPIC"]
@@ -153,8 +155,9 @@ def compile_command(source: Path, output: str, tools: Tools) -> list[str]:
         includes += ["-DUSE_CUDA", "-isystem", str(_cuda_home(tools) / "include")]
     if "_ascend" in source.stem:
         includes += ["-isystem", f"{tools.torch_npu}/include", "-isystem", f"{tools.ascend}/include"]
+    dialect = ASCEND_FLAGS if "_ascend" in source.stem else STABLE_FLAGS
     extra = os.environ.get("CXXFLAGS", "").split()
-    return [tools.cxx, *CXX_FLAGS, *extra, *includes, "-c", str(source), "-o", output]
+    return [tools.cxx, *CXX_FLAGS, *dialect, *extra, *includes, "-c", str(source), "-o", output]
 
 
 def arch_flags() -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import re
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -118,17 +122,26 @@ def check(library: ctypes.CDLL, vector: str) -> None:
         assert torch.allclose(found, wanted, rtol=tolerance, atol=tolerance), WRONG
 
 
+def compiling() -> ModuleType:
+    """csrc/compile.py, which is no package's."""
+    spec = importlib.util.spec_from_file_location("csrc_compile", twin.CSRC / "compile.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @needs_compiler
 @pytest.mark.skipif("MDAPO_TORCH_NPU" not in os.environ, reason="MDAPO_TORCH_NPU names no unzipped wheel of torch-npu")
 @pytest.mark.parametrize("op", ["pack", "token_logprob"])
 def test_host_sides_compile_against_torch_npu(op: str) -> None:
     """Its headers are enough: the wheel is unzipped aside, not installed (torch would not start without CANN)."""
-    torch_npu, torch_path = Path(os.environ["MDAPO_TORCH_NPU"]), Path(torch.__file__).parent
-    includes = [twin.CSRC, torch_npu / "include", torch_path / "include", torch_path / "include/torch/csrc/api/include"]
-    flags = ["-std=c++20", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
-    folders = [word for folder in includes for word in ("-isystem", str(folder))]
+    building, torch_npu = compiling(), Path(os.environ["MDAPO_TORCH_NPU"])
+    tools = replace(building.find_tools(), torch_npu=torch_npu, ascend=torch_npu)  # the wheel has acl.h too
     source = twin.CSRC / op / f"{op}_ascend_host.cpp"
-    done = subprocess.run([str(twin.CXX), *flags, *folders, str(source)], stderr=subprocess.PIPE, text=True)
+    command = [*building.compile_command(source, os.devnull, tools), "-fsyntax-only", "-Werror"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

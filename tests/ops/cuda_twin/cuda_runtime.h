@@ -219,3 +219,30 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
   }
   return cudaSuccess;
 }
+
+// Memory of the device is the host's: each allocation is a buffer that accesses are checked against.
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+
+template <class T>
+inline cudaError_t cudaMalloc(T** data, size_t size) {
+  auto* begin = static_cast<uint8_t*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
+  twin::machine().buffers.push_back({begin, begin + size});
+  *data = reinterpret_cast<T*>(begin);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFree(void* data) {
+  auto& buffers = twin::machine().buffers;
+  const auto starts = [data](const twin::Buffer& buffer) { return buffer.begin == data; };
+  buffers.erase(std::remove_if(buffers.begin(), buffers.end(), starts), buffers.end());
+  std::free(data);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "an error of the twin"; }
