@@ -40,13 +40,21 @@ def plain(hidden_RH: Tensor, weight_VH: Tensor, targets_R: Tensor) -> tuple[Tens
 
 
 class Inputs:
-    def __init__(self, tokens: int, dtype: torch.dtype, vocab: int = VOCAB) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        dtype: torch.dtype,
+        vocab: int = VOCAB,
+        hidden: int = HIDDEN,
+        where: torch.device = torch.device("cpu"),
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.hidden_RH = torch.randn(tokens, HIDDEN, generator=generator).to(dtype).requires_grad_()
-        self.weight_VH = (torch.randn(vocab, HIDDEN, generator=generator) / 20).to(dtype).requires_grad_()
-        self.targets_R = torch.randint(0, vocab, (tokens,), generator=generator)
-        self.grads = [torch.randn(tokens, generator=generator), torch.randn(tokens, generator=generator) / 100]
-        self.main_grad_VH = torch.zeros(vocab, HIDDEN)
+        self.hidden_RH = torch.randn(tokens, hidden, generator=generator).to(where, dtype).requires_grad_()
+        self.weight_VH = (torch.randn(vocab, hidden, generator=generator) / 20).to(where, dtype).requires_grad_()
+        self.targets_R = torch.randint(0, vocab, (tokens,), generator=generator).to(where)
+        grads_2R = torch.randn(2, tokens, generator=generator).to(where)
+        self.grads = [grads_2R[0], grads_2R[1] / 100]
+        self.main_grad_VH = torch.zeros(vocab, hidden, device=where)
 
     def ours(self) -> Tensor:
         outputs = logprob_and_entropy(self.hidden_RH, self.weight_VH, self.targets_R, main_grad_VH=self.main_grad_VH)
