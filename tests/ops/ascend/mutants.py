@@ -108,7 +108,7 @@ MUTANTS = [
         "one column too many is read",
         READER,
         "const auto bytes = static_cast<uint32_t>(columns(chunk) * sizeof(T));",
-        "const auto bytes = static_cast<uint32_t>((columns(chunk) + 1) * sizeof(T));",
+        "const auto bytes = static_cast<uint32_t>((columns(chunk) + (columns(chunk) < kChunk)) * sizeof(T));",
         "stats",
         "a read of .* bytes outside of every GM buffer",
     ),

@@ -37,7 +37,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {kNpu, 0}; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::Stream getStream(c10::Device device) const override { return {c10::Stream::DEFAULT, device}; }
+  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
