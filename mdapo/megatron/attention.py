@@ -141,7 +141,8 @@ def _attend_cuda(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayou
     cu_q, cu_k = (layout.on_device(lengths, query.device) for lengths in sizes)
     k, v = layout.with_ancestors(k), layout.with_ancestors(v)
     # Its kernel takes fewer heads of keys; torch before 2.12 neither asks for that nor has a word for it.
-    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    has_word = "enable_gqa" in signature(varlen_attn).parameters
+    grouped: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if has_word else {}
     causal = (-1, 0)  # keys to the left without limit, none to the right; aligned to the last of both
     longest = [max(lengths) for lengths in sizes]
     out = varlen_attn(q, k, v, cu_q, cu_k, *longest, scale=scale, window_size=causal, **grouped)

@@ -94,7 +94,7 @@ class _LogProb(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
         hidden_RH, weight_VH, targets_R, known_3R = ctx.saved_tensors
         if grads[0] is None and grads[1] is None:
             return (None,) * 7
