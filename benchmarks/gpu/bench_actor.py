@@ -111,6 +111,7 @@ def start_weights(actor: Actor) -> None:
                     weight.fill_(1.0)
                 else:
                     weight.normal_(0.0, 0.02, generator=generator)
+    assert actor.optimizer is not None
     actor.optimizer.reload_model_params()
 
 
