@@ -14,7 +14,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ $# -eq 1 ] || { echo "usage: bash benchmarks/gpu.sh OUT (a folder for the results)" >&2; exit 2; }
-if ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+if ! nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then
     echo "gpu.sh: no GPU on this machine (nvidia-smi lists none): nothing was run" >&2
     exit 2
 fi
