@@ -77,7 +77,7 @@ sanitize() {
         if timeout 20 "$checker" --tool $tool --error-exitcode 9 "$program" 20 2>&1 | tee "$out/$tool.log"; then
             row sanitize "$tool" "0 findings" "" "pack, mask_spans, token_logprob; 20 random cases each"
         else
-            row sanitize "$tool" "failed" "" "$(grep -m 1 -E '={9} [A-Z]' "$out/$tool.log" | tail -n 1 | cut -c 1-200)"
+            row sanitize "$tool" "failed" "" "$(grep -m 2 '^=========' "$out/$tool.log" | tail -n 1 | cut -c 1-200)"
             code=1
         fi
     done
