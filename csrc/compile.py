@@ -6,7 +6,8 @@
     python csrc/compile.py objects cuda             its object files only: a check, also under a torch without CUDA
 
 ``MDAPO_BUILD``: ``auto`` (the default: cpu with a compiler and torch, cuda with nvcc and a CUDA build of torch, npu
-with ``ASCEND_HOME_PATH`` and ``SOC_VERSION``), ``none``, ``cpu``, ``cuda``, ``npu``. setup.py goes through here too.
+with ``ASCEND_HOME_PATH``, ``SOC_VERSION``, bisheng and torch_npu), ``none``, ``cpu``, ``cuda``, ``npu``. setup.py goes
+through here too.
 Standard library only; torch's files are looked up, not imported; nothing is run to find hardware, nothing downloaded.
 """
 
@@ -27,11 +28,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CSRC, OBJECTS, NATIVE = ROOT / "csrc", ROOT / "build" / "csrc", ROOT / "mdapo" / "_native"
 MODES = ("auto", "none", "cpu", "cuda", "npu")
+CXX_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # torch's stable ABI as of 2.10: one library serves every later torch.
-CXX_FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
-CXX_FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+STABLE_FLAGS = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+# torch_npu's headers take in those of torch that the stable ABI forbids: its library is for one torch and torch_npu.
+ASCEND_FLAGS = ["-std=c++20"]
 NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = "80 90a 100"
+BISHENG_FLAGS = ["-x", "asc", "-O3", "-std=c++17", "-fPIC"]
+# SOC_VERSION begins with -> its architecture: Atlas A2 and A3 are one.
+NPU_ARCHS = {"Ascend910B": "dav-2201", "Ascend910_93": "dav-2201"}
 SOURCES = {
     "cpu": ["*_cpu.cpp"],
     "cuda": ["*_cuda.cu", "*_cuda_bind.cpp"],
@@ -54,11 +60,12 @@ class Tools:
     torch_cuda: bool
     ascend: Path | None
     soc: str
+    bisheng: str = ""
+    torch_npu: Path | None = None
 
 
 def find_tools(environ: Mapping[str, str] = os.environ) -> Tools:
-    spec = util.find_spec("torch")
-    torch = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    torch = _package("torch")
     text = (torch / "version.py").read_text() if torch and (torch / "version.py").exists() else ""
     version = re.search(r"^__version__ = '(.+)'", text, re.M)
     home = environ.get("CUDA_HOME", "/usr/local/cuda")
@@ -71,7 +78,15 @@ def find_tools(environ: Mapping[str, str] = os.environ) -> Tools:
         torch_cuda=re.search(r"^cuda[^=]*= '", text, re.M) is not None,
         ascend=Path(ascend) if ascend else None,
         soc=environ.get("SOC_VERSION", ""),
+        bisheng=_which("bisheng", f"{ascend}/bin/bisheng", f"{ascend}/compiler/ccec_compiler/bin/bisheng"),
+        torch_npu=_package("torch_npu"),
     )
+
+
+def _package(name: str) -> Path | None:
+    """Where an installed package lies; it is not imported."""
+    spec = util.find_spec(name)
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def choose(mode: str, tools: Tools) -> list[str]:
@@ -106,7 +121,8 @@ def build(backend: str, tools: Tools, *, target: Path | None = None, objects: Pa
         target.unlink(missing_ok=True)  # rather none than one of other sources
         raise
     files = [str(path) for path in made]
-    command = [tools.cxx, "-shared", "-o", str(target), *files, *_libraries(backend, tools)]
+    linker = tools.bisheng if backend == "npu" else tools.cxx
+    command = [linker, "-shared", "-o", str(target), *files, *_libraries(backend, tools)]
     record = objects / backend / "link.cmd"
     known = target.exists() and record.exists() and record.read_text() == _text(command, tools)
     if known and not any(made.values()):
@@ -130,15 +146,18 @@ def compile_objects(backend: str, tools: Tools, *, objects: Path = OBJECTS) -> d
 def compile_command(source: Path, output: str, tools: Tools) -> list[str]:
     if source.suffix == ".cu":
         return [tools.nvcc, *NVCC_FLAGS, *arch_flags(), f"-I{CSRC}", "-c", str(source), "-o", output]
+    if source.stem.endswith("_ascend_kernel"):
+        flags = [*BISHENG_FLAGS, f"--npu-arch={npu_arch(tools.soc)}", f"-I{CSRC}"]
+        return [tools.bisheng, *flags, "-c", str(source), "-o", output]
     assert tools.torch is not None
     includes = [f"-I{CSRC}", "-isystem", str(tools.torch / "include")]
     if "_cuda" in source.stem:
         includes += ["-DUSE_CUDA", "-isystem", str(_cuda_home(tools) / "include")]
     if "_ascend" in source.stem:
-        assert tools.ascend is not None
-        includes += ["-isystem", str(tools.ascend / "include"), f"-DSOC_VERSION={tools.soc}"]
+        includes += ["-isystem", f"{tools.torch_npu}/include", "-isystem", f"{tools.ascend}/include"]
+    dialect = ASCEND_FLAGS if "_ascend" in source.stem else STABLE_FLAGS
     extra = os.environ.get("CXXFLAGS", "").split()
-    return [tools.cxx, *CXX_FLAGS, *extra, *includes, "-c", str(source), "-o", output]
+    return [tools.cxx, *CXX_FLAGS, *dialect, *extra, *includes, "-c", str(source), "-o", output]
 
 
 def arch_flags() -> list[str]:
@@ -146,6 +165,11 @@ def arch_flags() -> list[str]:
     archs = os.environ.get("MDAPO_CUDA_ARCHS", CUDA_ARCHS).split()
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     return [*flags, f"-gencode=arch=compute_{archs[0]},code=compute_{archs[0]}"]
+
+
+def npu_arch(soc: str) -> str:
+    """The architecture of a ``SOC_VERSION`` such as Ascend910B3, empty where no kernel is for it."""
+    return next((arch for name, arch in NPU_ARCHS.items() if soc.lower().startswith(name.lower())), "")
 
 
 def _lacking(backend: str, tools: Tools) -> str:
@@ -160,6 +184,10 @@ def _lacking(backend: str, tools: Tools) -> str:
         return f"torch {tools.torch_version} is no CUDA build"
     if backend == "npu" and not (tools.ascend and tools.soc):
         return "ASCEND_HOME_PATH and SOC_VERSION are not both set"
+    if backend == "npu" and not (tools.bisheng and tools.torch_npu):
+        return "no bisheng (on PATH, or in ASCEND_HOME_PATH)" if not tools.bisheng else "no torch_npu"
+    if backend == "npu" and not npu_arch(tools.soc):
+        return f"SOC_VERSION={tools.soc}: kernels are for {' and '.join(NPU_ARCHS)}"
     return ""
 
 
@@ -215,6 +243,7 @@ def _libraries(backend: str, tools: Tools) -> list[str]:
     if backend == "cuda":
         found += ["-ltorch_cuda", f"-L{_cuda_home(tools)}/lib64", "-lcudart"]
     if backend == "npu":
+        found += [f"--npu-arch={npu_arch(tools.soc)}", f"-L{tools.torch_npu}/lib", "-ltorch_npu"]
         found += [f"-L{tools.ascend}/lib64", "-lascendcl"]
     return found
 

@@ -22,17 +22,18 @@ from mdapo.ops.pack import pack, segments_of_mask, unpack
 B, S, FULL = 256, 4096, 0.35
 
 
-def batch() -> tuple[Tensor, dict[str, Tensor]]:
+def batch(rows: int = B, size: int = S) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mask and fields of [rows, size] on the host."""
     generator = torch.Generator().manual_seed(0)
-    lengths_B = torch.rand(B, generator=generator).mul(2 * FULL * S).long().clamp(1, S)
-    starts_B = (torch.rand(B, generator=generator) * (S - lengths_B)).long()
-    at_S = torch.arange(S)
+    lengths_B = torch.rand(rows, generator=generator).mul(2 * FULL * size).long().clamp(1, size)
+    starts_B = (torch.rand(rows, generator=generator) * (size - lengths_B)).long()
+    at_S = torch.arange(size)
     mask_BS = (at_S >= starts_B[:, None]) & (at_S < (starts_B + lengths_B)[:, None])
-    logps_BS = torch.randn(B, S, generator=generator)
+    logps_BS = torch.randn(rows, size, generator=generator)
     fields = {
-        "ids": torch.randint(0, 50000, (B, S), generator=generator),
-        "positions": at_S.repeat(B, 1),
-        "mask": torch.rand(B, S, generator=generator) < 0.5,
+        "ids": torch.randint(0, 50000, (rows, size), generator=generator),
+        "positions": at_S.repeat(rows, 1),
+        "mask": torch.rand(rows, size, generator=generator) < 0.5,
         "logps": logps_BS,
         "old_logps": logps_BS + 1,
         "advantages": logps_BS + 2,
@@ -55,12 +56,12 @@ def by_concatenation(rows: dict[str, list[Tensor]]) -> list[Tensor]:
     return [torch.cat(parts) for parts in rows.values()]
 
 
-def by_index_put(index_T: Tensor, packed: dict[str, Tensor]) -> list[Tensor]:
+def by_index_put(index_T: Tensor, packed: dict[str, Tensor], shape: tuple[int, int] = (B, S)) -> list[Tensor]:
     unpacked = []
     for field in packed.values():
-        rows = field.new_zeros(B * S)
+        rows = field.new_zeros(shape[0] * shape[1])
         rows[index_T] = field
-        unpacked.append(rows.view(B, S))
+        unpacked.append(rows.view(shape))
     return unpacked
 
 

@@ -10,6 +10,9 @@ from mdapo.config.schema import Config
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_AND_MOMENTS = {"float32": 8, "bfloat16": 12}  # AdamW's two moments, and the fp32 master of a bf16 weight
 MAIN_GRAD = 4  # gradients are accumulated in fp32
+# Of ops/token_logprob.py: one tile of logits at a time; and of every scored token its hidden state, that state without
+# idle rows, its gradient, and the fp32 sum of that.
+LOGITS_TILE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def estimate(config: Config, model: ModelFacts, *, dp: int, longest: int, micro_
         gradients=weights * MAIN_GRAD,
         optimizer=weights * MASTER_AND_MOMENTS[config.model.dtype] // shards,
         activations=int(activations),
-        vocabulary=2 * 4 * tokens * model.vocab // parallel.tensor,  # fp32 logits and their gradient, all tokens scored
+        vocabulary=LOGITS_TILE + tokens * model.hidden * (3 * size + 4),
         reference=weights * size if config.algorithm.kl.enable else 0,
         engine=engine_bytes(config, model) if config.rollout.engine == "local" else 0,
     )

@@ -7,14 +7,17 @@ functions that run in place of the op, below autograd.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
+from ascend import twin as ascend_twin
 from cuda_twin import build as cuda_twin
-from cuda_twin import pack_twin
+from cuda_twin import pack_twin, token_logprob_twin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mdapo.ops import registry
@@ -48,10 +51,13 @@ class Backend:
             yield
 
     def opcheck(self, op: str, *arguments: Any) -> None:
-        """torch's own checks of an op; those that trace it see through a stand-in and are left to the others."""
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-        overload = getattr(torch.ops.mdapo, op).default
-        torch.library.opcheck(overload, arguments, test_utils=checks[: 2 if self.instead() else 4])
+        """torch's own checks of an op: a stand-in cannot be traced, and gradients are checked on devices it knows."""
+        checks = {"test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"}
+        if self.instead() and self.device == "cpu":
+            checks -= {"test_faketensor", "test_aot_dispatch_dynamic"}
+        if self.device == "npu":
+            checks -= {"test_autograd_registration", "test_aot_dispatch_dynamic"}
+        torch.library.opcheck(getattr(torch.ops.mdapo, op).default, arguments, test_utils=sorted(checks))
 
 
 def _native(kind: str) -> Callable[[str], str]:
@@ -68,12 +74,41 @@ def _native(kind: str) -> Callable[[str], str]:
 def _twin(op: str) -> str:
     if cuda_twin.CXX is None:
         return "no C++ compiler"
-    return "" if op in ("pack",) else f"no twin driver for {op}"
+    return "" if op in ("pack", "token_logprob_stats") else f"no twin driver for {op}"
+
+
+def _ascend(op: str) -> str:
+    if ascend_twin.CXX is None:
+        return "no C++ compiler"
+    return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
+
+
+def _npu(op: str) -> str:
+    if os.environ.get("MDAPO_TEST_NPU") not in ("fake", "device"):
+        return "MDAPO_TEST_NPU is neither fake (test_fake_npu.py) nor device (scripts/ascend_smoke.sh)"
+    return "" if op in ascend_twin.OPS else f"mdapo::{op} has no Ascend kernel"
+
+
+def _without_float64(*ops: str) -> Mapping[str, Callable[..., Any]]:
+    """The ops themselves, and a skip where an Ascend core lacks the type."""
+
+    def checked(op: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+            if any(x.dtype == torch.float64 for x in tensors):
+                pytest.skip("an Ascend core has no float64")
+            return getattr(torch.ops.mdapo, op)(*arguments)
+
+        return call
+
+    return {op: checked(op) for op in ops}
 
 
 BACKENDS = [
     Backend("reference", "cpu", lambda op: "", lambda: registry.REFERENCES),
     Backend("cpu", "cpu", _native("cpu")),
     Backend("cuda", "cuda", _native("cuda")),
-    Backend("cuda twin", "cpu", _twin, lambda: pack_twin.table()),
+    Backend("cuda twin", "cpu", _twin, lambda: {**pack_twin.table(), **token_logprob_twin.table()}),
+    Backend("ascend twin", "cpu", _ascend, ascend_twin.table),
+    Backend("npu", "npu", _npu, lambda: _without_float64("token_logprob_stats", "token_logprob_grad")),
 ]

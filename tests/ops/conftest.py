@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,14 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# Before mdapo.ops: libraries are loaded for the devices that torch has by then.
+match os.environ.get("MDAPO_TEST_NPU"):
+    case "fake":
+        import fake_npu
+
+        fake_npu.install()
+    case "device":
+        import torch_npu  # noqa: F401  # pyrefly: ignore
 from backends import BACKENDS, Backend
 
 

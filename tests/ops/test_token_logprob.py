@@ -1,137 +1,187 @@
-"""Log-prob and entropy from hidden states: against float64 log-softmax, in shards and chunks, gradients included."""
+"""token_logprob on every backend: values and gradients against float64, its error against plain torch's, repetition."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
-from torch import Tensor
+from backends import Backend
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logprob_cases import Result, case, close, exact, ours, plain
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mdapo.ops import token_logprob as op
 
-
-def case(rows: int, vocab: int, hidden: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(rows * 1000 + vocab)
-    hidden_RH = torch.randn(rows, hidden, generator=generator).to(dtype)
-    weight_VH = torch.randn(vocab, hidden, generator=generator).to(dtype)
-    return hidden_RH, weight_VH, torch.randint(0, vocab, (rows,), generator=generator)
+OP = "token_logprob_stats"
+QUANTITIES = ("logp_R", "entropy_R", "grad_hidden_RH", "grad_weight_VH")
 
 
-def exact(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """float64 reference by log-softmax."""
-    logp = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
-    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-
-
-def combined(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, cuts: list[int]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The op over vocabulary shards ``cuts``, reduced as ranks would: log-prob, entropy, lse, mean."""
-    bounds = [0, *cuts, weight.shape[0]]
-    parts = [
-        op.forward_partials(hidden, weight[a:b], targets, vocab_start=a, temperature=temperature)
-        for a, b in pairwise(bounds)
-    ]
-    largest = torch.stack([m for m, _ in parts]).amax(0)
-    sums = sum(torch.cat([s[:2] * (m - largest).exp(), s[2:]]) for m, s in parts)
-    lse, mean = largest + sums[0].log(), sums[1] / sums[0]
-    return sums[2] - lse, lse - mean, lse, mean
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles in both directions for the sizes of a test."""
+    for name, size in (("BYTES", 4 * 16 * 48), ("ROWS", 16)):
+        monkeypatch.setitem(getattr(op, f"TILE_{name}"), "cpu", size)
+        monkeypatch.setattr(op, f"DEVICE_TILE_{name}", size)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 37])
 @pytest.mark.parametrize("cuts", [[], [20], [1, 50, 96]])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_matches_float64_over_any_vocabulary_shards(rows: int, cuts: list[int], temperature: float) -> None:
-    hidden, weight, targets = case(rows, 97)
-    logp, entropy, _, _ = combined(hidden, weight, targets, temperature, cuts)
-    want_logp, want_entropy = exact(hidden, weight, targets, temperature)
-    torch.testing.assert_close(logp.double(), want_logp, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropy.double(), want_entropy, rtol=1e-5, atol=1e-5)
+def test_any_shards_of_the_vocabulary_give_what_log_softmax_gives(
+    backend: Backend, rows: int, cuts: list[int], temperature: float
+) -> None:
+    inputs = case(rows, 97, device=backend.device)
+    close(ours(inputs, temperature, cuts), exact(inputs, temperature))
 
 
-@pytest.mark.parametrize("cuts", [[], [40]])
 @pytest.mark.parametrize("use", ["logp", "entropy", "both"])
-def test_gradients_match_float64_autograd(cuts: list[int], use: str) -> None:
-    hidden, weight, targets = case(23, 61)
-    temperature = 0.8
-    hidden64, weight64 = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    generator = torch.Generator().manual_seed(3)
-    grad_logp, grad_entropy = torch.randn(2, 23, generator=generator)
-    logp, entropy = exact(hidden64, weight64, targets, temperature)
-    chosen = {"logp": (grad_logp * logp).sum(), "entropy": (grad_entropy * entropy).sum()}
-    (sum(chosen.values()) if use == "both" else chosen[use]).backward()
-    _, _, lse, mean = combined(hidden, weight, targets, temperature, cuts)
-    bounds = [0, *cuts, 61]
-    grad_hidden, grad_weight = torch.zeros_like(hidden), torch.ones_like(weight)  # ones: it must add, not overwrite
-    for a, b in pairwise(bounds):
-        grad_hidden += op.backward_partials(
-            hidden,
-            weight[a:b],
-            targets,
-            lse_R=lse,
-            mean_R=mean,
-            grad_logp_R=grad_logp if use != "entropy" else None,
-            grad_entropy_R=grad_entropy if use != "logp" else None,
-            grad_weight_VH=grad_weight[a:b],
-            vocab_start=a,
-            temperature=temperature,
-        )
-    torch.testing.assert_close(grad_hidden.double(), hidden64.grad, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(grad_weight.double() - 1, weight64.grad, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("cuts", [[], [40]])
+@pytest.mark.parametrize("temperature", [0.8, 1.0, 3.0])
+@pytest.mark.usefixtures("small_tiles")
+def test_gradients_of_either_output_match_float64_autograd(
+    backend: Backend, use: str, cuts: list[int], temperature: float
+) -> None:
+    inputs = case(53, 131, device=backend.device, use=use)
+    close(ours(inputs, temperature, cuts), exact(inputs, temperature))
 
 
-def test_chunks_of_the_forward_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, weight, targets = case(64, 128)
-    whole = op.forward_partials(hidden, weight, targets)
-    monkeypatch.setattr(op, "CHUNK_BYTES", 4 * 128 * 16)
-    for a, b in zip(whole, op.forward_partials(hidden, weight, targets), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(0, 8),
+    vocab=st.integers(1, 90),
+    hidden=st.integers(1, 20),
+    temperature=st.floats(0.2, 4.0),
+    size=st.sampled_from([0.1, 3.0, 30.0]),
+    tile=st.tuples(st.integers(1, 9), st.integers(1, 2000)),
+    data=st.data(),
+)
+def test_shapes_shards_and_tiles_of_any_size(
+    backend: Backend,
+    rows: int,
+    vocab: int,
+    hidden: int,
+    temperature: float,
+    size: float,
+    tile: tuple[int, int],
+    data: st.DataObject,
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(1, vocab - 1), max_size=3))) if vocab > 1 else []
+    inputs = case(rows, vocab, hidden, dtype=torch.float64, device=backend.device, size=size)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cpu", "cuda", "npu"):
+            patch.setitem(op.TILE_ROWS, kind, tile[0])
+            patch.setitem(op.TILE_BYTES, kind, tile[1])
+        close(ours(inputs, temperature, cuts), exact(inputs, temperature), rtol=1e-9, atol=1e-11)
 
 
-def test_blocks_of_the_backward_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, weight, targets = case(50, 40)
-    _, _, lse, mean = combined(hidden, weight, targets, 1.0, [])
-    grads = torch.linspace(-1, 1, 50)
-
-    def backward() -> tuple[Tensor, Tensor]:
-        into = torch.zeros_like(weight)
-        out = op.backward_partials(
-            hidden,
-            weight,
-            targets,
-            lse_R=lse,
-            mean_R=mean,
-            grad_logp_R=grads,
-            grad_entropy_R=grads,
-            grad_weight_VH=into,
-        )
-        return out, into
-
-    whole = backward()
-    monkeypatch.setattr(op, "CHUNK_BYTES", 4 * 40 * 3)
-    monkeypatch.setattr(op, "GRAD_BYTES", 4 * 40 * 7)
-    for a, b in zip(whole, backward(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("size", [1.0, 5.0, 300.0])
+def test_the_error_is_at_most_twice_that_of_plain_torch(
+    backend: Backend, dtype: torch.dtype, temperature: float, size: float
+) -> None:
+    """Mean and largest error against float64, of the same rounded inputs."""
+    inputs = case(64, 2111, 64, dtype=dtype, device=backend.device, size=size)
+    want, found, other = exact(inputs, temperature), ours(inputs, temperature), plain(inputs, temperature)
+    for name in QUANTITIES:
+        for measure in (torch.mean, torch.max):
+            mine, theirs = (
+                measure((getattr(result, name).double() - getattr(want, name)).abs()).item()
+                for result in (found, other)
+            )
+            assert mine <= 2 * theirs, f"{name}, {measure.__name__} error: {mine:.3g}, plain torch {theirs:.3g}"
 
 
-def test_bf16_error_is_at_most_twice_that_of_plain_torch() -> None:
-    hidden, weight, targets = case(200, 300, hidden=64, dtype=torch.bfloat16)
-    want, _ = exact(hidden, weight, targets, 1.0)
-    plain = (hidden @ weight.t()).float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    ours, _, _, _ = combined(hidden, weight, targets, 1.0, [])
-    assert (ours - want).abs().max() <= 2 * (plain - want).abs().max()
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_gradcheck_in_float64(backend: Backend, temperature: float, small_tiles: None) -> None:
+    inputs = case(3, 53, 3, dtype=torch.float64, device=backend.device, size=2.0)
+
+    def outputs(hidden_RH: torch.Tensor, weight_VH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return op.logprob_and_entropy(hidden_RH, weight_VH, inputs.targets_R, temperature=temperature)
+
+    assert torch.autograd.gradcheck(outputs, (inputs.hidden_RH.requires_grad_(), inputs.weight_VH.requires_grad_()))
 
 
-def test_huge_logits_stay_finite() -> None:
-    hidden, weight, targets = case(8, 30)
-    logp, entropy, _, _ = combined(hidden * 1e4, weight, targets, 1.0, [10])
-    assert torch.isfinite(logp).all() and torch.isfinite(entropy).all()
+def test_a_second_derivative_is_refused(backend: Backend) -> None:
+    inputs = case(3, 7, device=backend.device)
+    hidden_RH = inputs.hidden_RH.requires_grad_()
+    logp_R, _ = op.logprob_and_entropy(hidden_RH, inputs.weight_VH, inputs.targets_R)
+    (grad_RH,) = torch.autograd.grad(logp_R.square().sum(), hidden_RH, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad_RH.sum().backward()
 
 
-def test_repeats_bitwise() -> None:
-    hidden, weight, targets = case(40, 500)
-    for a, b in zip(
-        op.forward_partials(hidden, weight, targets), op.forward_partials(hidden, weight, targets), strict=True
-    ):
-        assert torch.equal(a, b)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_the_ops_are_registered_as_torch_expects(backend: Backend, dtype: torch.dtype) -> None:
+    exact_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    logits_RC = torch.randn(5, 48).to(backend.device, dtype)[:, :41]
+    targets_R = torch.tensor([3, 9, 50, 0, 43], device=backend.device)
+    stats_4R = torch.zeros(4, 5, device=backend.device, dtype=exact_dtype)
+    terms_5R = torch.ones(5, 5, device=backend.device, dtype=exact_dtype)
+    backend.opcheck("token_logprob_stats", stats_4R, logits_RC, targets_R, 3, 0.5)
+    backend.opcheck("token_logprob_grad", logits_RC, targets_R, terms_5R, 3, 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_repeats_in_every_bit(backend: Backend, dtype: torch.dtype, small_tiles: None) -> None:
+    inputs = case(40, 201, dtype=dtype, device=backend.device)
+    first, second = ours(inputs), ours(inputs)
+    for name in QUANTITIES:
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_depends_neither_on_threads_nor_on_its_neighbours(backend: Backend, dtype: torch.dtype) -> None:
+    logits_RC = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).to(backend.device, dtype)
+    targets_R = torch.arange(0, 6400, 100, device=backend.device)
+
+    def run(threads: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        torch.set_num_threads(threads)
+        logits, targets = logits_RC[rows].clone(), targets_R[rows]
+        stats_4R = torch.zeros(4, len(targets), device=backend.device)
+        stats_4R[op.LARGEST] = -torch.inf
+        torch.ops.mdapo.token_logprob_stats(stats_4R, logits, targets, 0, 0.9)
+        terms_5R = torch.cat([stats_4R[:1], stats_4R[1:2].log(), torch.ones_like(stats_4R[:3])])
+        torch.ops.mdapo.token_logprob_grad(logits, targets, terms_5R, 0, 0.9)
+        return stats_4R, logits
+
+    threads = torch.get_num_threads()
+    try:
+        whole, alone = run(1, slice(0, 64)), run(1, slice(17, 18))
+        several = run(2, slice(0, 64))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(whole[0], several[0]) and torch.equal(whole[1], several[1])
+    assert torch.equal(whole[0][:, 17:18], alone[0]) and torch.equal(whole[1][17:18], alone[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_weight_gradient_is_added_to_the_buffer(backend: Backend, dtype: torch.dtype, small_tiles: None) -> None:
+    inputs = case(40, 201, dtype=dtype, device=backend.device)
+    into_VH = torch.ones(inputs.weight_VH.shape, device=backend.device)
+    hidden_RH, weight_VH = inputs.hidden_RH.requires_grad_(), inputs.weight_VH.requires_grad_()
+    outputs = op.logprob_and_entropy(hidden_RH, weight_VH, inputs.targets_R, main_grad_VH=into_VH)
+    torch.autograd.backward(outputs, [inputs.grad_logp_R, inputs.grad_entropy_R])
+    assert weight_VH.grad is None and hidden_RH.grad is not None
+    found = Result(outputs[0].detach(), outputs[1].detach(), hidden_RH.grad, into_VH - 1)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    close(found, exact(inputs), rtol=tolerance, atol=tolerance)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        found = [x.numel() for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *found])
+        return out
+
+
+def test_logits_never_exist_as_a_whole(backend: Backend, small_tiles: None) -> None:
+    inputs = case(64, 240, 4, device=backend.device)
+    with Largest() as largest:
+        ours(inputs)
+    assert largest.elements <= max(inputs.hidden_RH.numel(), inputs.weight_VH.numel(), 16 * 48) < 64 * 240

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -160,17 +161,48 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>(((static_cast<uint64_t>(high) << 32) | low) >> (shift & 31));
 }
 
+// Loads with a hint for the caches.
+template <class T>
+inline T __ldcs(const T* at) {
+  return __ldg(at);
+}
+
+template <class T>
+inline T __ldcg(const T* at) {
+  return __ldg(at);
+}
+
+namespace twin {
+
+// What the lane `from` of this thread's warp gives; all of its lanes come here together.
+template <class T>
+inline T exchange(uint32_t mask, T value, size_t from) {
+  static_assert(sizeof(T) <= sizeof(int64_t));
+  if (mask != ~0u) fail("a warp exchange of a part of a warp is not modelled");
+  auto& fibers = machine().fibers;
+  const size_t first = machine().running / kWarp * kWarp;
+  const size_t last = std::min<size_t>(first + kWarp, fibers.size());
+  std::memcpy(&current().exchanged, &value, sizeof value);
+  wait_for(first, last);
+  T found;
+  std::memcpy(&found, &fibers[first + from].exchanged, sizeof found);
+  wait_for(first, last);
+  return found;
+}
+
+inline size_t lane() { return machine().running % kWarp; }
+
+}  // namespace twin
+
 template <class T>
 inline T __shfl_xor_sync(uint32_t mask, T value, int lane_mask) {
-  if (mask != ~0u) twin::fail("a warp exchange of a part of a warp is not modelled");
-  auto& fibers = twin::machine().fibers;
-  const size_t first = twin::machine().running / twin::kWarp * twin::kWarp;
-  const size_t last = std::min<size_t>(first + twin::kWarp, fibers.size());
-  twin::current().exchanged = static_cast<int64_t>(value);
-  twin::wait_for(first, last);
-  const auto found = static_cast<T>(fibers[first + ((twin::machine().running - first) ^ lane_mask)].exchanged);
-  twin::wait_for(first, last);
-  return found;
+  return twin::exchange(mask, value, twin::lane() ^ static_cast<size_t>(lane_mask));
+}
+
+template <class T>
+inline T __shfl_down_sync(uint32_t mask, T value, unsigned delta) {
+  const size_t from = twin::lane() + delta;
+  return twin::exchange(mask, value, from < twin::kWarp ? from : twin::lane());
 }
 
 template <class... Parameters, class... Arguments>
@@ -187,3 +219,30 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
   }
   return cudaSuccess;
 }
+
+// Memory of the device is the host's: each allocation is a buffer that accesses are checked against.
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+
+template <class T>
+inline cudaError_t cudaMalloc(T** data, size_t size) {
+  auto* begin = static_cast<uint8_t*>(std::aligned_alloc(256, (size + 255) / 256 * 256));
+  twin::machine().buffers.push_back({begin, begin + size});
+  *data = reinterpret_cast<T*>(begin);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFree(void* data) {
+  auto& buffers = twin::machine().buffers;
+  const auto starts = [data](const twin::Buffer& buffer) { return buffer.begin == data; };
+  buffers.erase(std::remove_if(buffers.begin(), buffers.end(), starts), buffers.end());
+  std::free(data);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
+  std::memcpy(to, from, size);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "an error of the twin"; }

@@ -188,7 +188,7 @@ def test_memory_follows_the_formulae(good: Path) -> None:
     n = SMOLLM2.parameters
     assert (found.parameters, found.gradients, found.optimizer, found.reference) == (2 * n, 4 * n, 12 * n // 4, 2 * n)
     assert found.engine == 2 * (n + 2 * 4096 * 2 * 30 * 3 * 64)
-    assert found.vocabulary == 2 * 4 * 8192 * 49152
+    assert found.vocabulary == (64 << 20) + 8192 * 576 * (3 * 2 + 4)
     fp32 = load(good, ["model.dtype=float32", "parallel.distributed_optimizer=false"]).config
     assert estimate(fp32, SMOLLM2, dp=4, longest=1536, micro_batches=3).optimizer == 8 * n
     full = load(good, ["actor.recompute=full"]).config

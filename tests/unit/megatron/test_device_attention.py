@@ -25,6 +25,16 @@ def test_cuda_kernel_accepts_our_arguments(parents: tuple[int, ...]) -> None:
     assert out.dtype == torch.bfloat16
 
 
+def test_cuda_attention_does_without_the_word_that_older_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen_attn(q: Any, k: Any, v: Any, *sizes: Any, scale: float, window_size: Any) -> torch.Tensor:
+        assert (q.shape[1], k.shape[1]) == (8, 2)
+        return q
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    query, key = torch.ones(20, 1, 8, 64, dtype=torch.bfloat16), torch.ones(20, 1, 2, 64, dtype=torch.bfloat16)
+    assert _attend_cuda(query, key, key, SegmentLayout((0, 8, 20), query, query), 0.125).shape == query.shape
+
+
 @pytest.mark.parametrize("parents", [(), (-1, 0)], ids=["alone", "shared prefix"])
 def test_npu_kernel_gets_host_ends_and_a_compressed_mask(
     parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,15 @@ def building() -> ModuleType:
 @pytest.fixture
 def everything(building: ModuleType) -> object:
     return building.Tools(
-        cxx="g++", nvcc="nvcc", torch=Path("torch"), torch_version="2.11", torch_cuda=True, ascend=Path("a"), soc="s"
+        cxx="g++",
+        nvcc="nvcc",
+        torch=Path("torch"),
+        torch_version="2.11",
+        torch_cuda=True,
+        ascend=Path("cann"),
+        soc="Ascend910B3",
+        bisheng="bisheng",
+        torch_npu=Path("torch_npu"),
     )
 
 
@@ -49,6 +57,9 @@ def test_what_can_be_built_is_built(
     ("cuda", {"torch_cuda": False}, "torch 2.11 is no CUDA build"),
     ("cuda", {"nvcc": ""}, "no nvcc"),
     ("npu", {"soc": ""}, "SOC_VERSION"),
+    ("npu", {"soc": "Ascend310P3"}, "SOC_VERSION=Ascend310P3: kernels are for Ascend910B and Ascend910_93"),
+    ("npu", {"bisheng": ""}, "no bisheng"),
+    ("npu", {"torch_npu": None}, "no torch_npu"),
     ("cpu", {"torch": None}, "no torch"),
     ("auto", {"cxx": ""}, "no C[+][+] compiler"),
     ("gpu", {}, "use one of auto, none, cpu, cuda, npu"),
@@ -94,3 +105,12 @@ def test_only_what_changed_is_compiled_again(
     with pytest.raises(building.BuildError, match=r"demo\.h"):
         building.build("cpu", tools, target=target, objects=objects)
     assert not target.exists()
+
+
+def test_ascend_kernels_go_to_their_own_compiler(building: ModuleType, everything: object) -> None:
+    kernel, host = (building.CSRC / "pack" / f"pack_ascend_{part}.cpp" for part in ("kernel", "host"))
+    assert set(building.sources("npu")) >= {kernel, host}
+    command = building.compile_command(kernel, "kernel.o", everything)
+    assert command[:3] == ["bisheng", "-x", "asc"] and "--npu-arch=dav-2201" in command
+    command = building.compile_command(host, "host.o", everything)
+    assert command[0] == "g++" and {"torch_npu/include", "cann/include"} <= set(command)
