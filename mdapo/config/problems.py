@@ -15,6 +15,12 @@ class Problem:
     others: tuple[str, ...] = ()
 
 
+def either(values: Iterable[object]) -> str:
+    """``1, 2 or 4``."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def place_of(key: str, places: Mapping[str, str]) -> str | None:
     """Where ``key`` was set, or the nearest thing around it that was."""
     parts = key.split(".")

@@ -15,6 +15,8 @@ from mdapo.config.load import Loaded, load
 from mdapo.config.words import keys_of, section_of
 from mdapo.errors import UserError
 
+from .key_table import rows
+
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 GOOD = "model:\n  path: models/x\ndata:\n  train_files: [a.jsonl]\n"
 
@@ -78,7 +80,13 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("rollout.engine_args=[1]", "must be a mapping of names to values, not a list"),
         ("actor=5", "must be a section with keys of its own, not 5"),
         ("actor.lr=-1", "must be at least 0, not -1"),
-        ("rollout.temperature=0", "must be more than 0, not 0"),
+        ("rollout.temperature=0", "must be at least 0.01, not 0"),
+        ("rollout.temperature=1e-300", "must be at least 0.01, not 1e-300"),
+        ("rollout.val.temperature=1e300", "must be at most 100, not 1e+300"),
+        ("actor.lr=1e300", "must be at most 1, not 1e+300"),
+        ("actor.eps=1e-300", "must be at least 1e-20, not 1e-300"),
+        ("algorithm.kl.coef=1e300", "must be at most 1e+06, not 1e+300"),
+        ("algorithm.entropy_coef=-1e300", "must be at least -1e+06, not -1e+300"),
         ("algorithm.gamma=1.5", "must be at most 1, not 1.5"),
         ("rollout.engine=sglagn", "must be one of local, sglang, not text 'sglagn'; did you mean sglang?"),
         ("algorithm.kl.estimator=3", "must be one of k1, k2, k3, not 3"),
@@ -86,6 +94,12 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
 )
 def test_a_wrong_value_is_named_with_what_is_expected(good: Path, override: str, says: str) -> None:
     assert one(good, override) == f"{override.split('=')[0]}: {says}"
+
+
+def test_every_number_has_bounds_so_that_none_ends_as_infinity_in_the_middle_of_a_run() -> None:
+    numbers = [(key, words) for key, words, _ in rows() if words.startswith("number")]
+    assert len(numbers) > 20
+    assert [key for key, words in numbers if "<" not in words or ">" not in words] == []
 
 
 def test_list_entries_are_named_by_their_number(good: Path) -> None:
