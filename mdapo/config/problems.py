@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -33,5 +34,6 @@ def lines(problems: Iterable[Problem], places: Mapping[str, str]) -> list[str]:
     result = []
     for problem in problems:
         place = next((p for k in (problem.key, *problem.others) if (p := places.get(k)) is not None), None)
-        result.append(f"{problem.key}: {problem.text}" + (f" ({place})" if place else ""))
+        key = problem.key if not re.search(r"\s", problem.key) else repr(problem.key)
+        result.append(f"{key}: {problem.text}" + (f" ({place})" if place else ""))
     return result

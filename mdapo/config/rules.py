@@ -89,7 +89,8 @@ def _batch(config: Config) -> Iterator[Problem]:
     if mini is not None and groups % mini:
         yield Problem(
             "actor.ppo_mini_batch_size",
-            f"{mini} does not divide data.train_prompt_bsz={groups}; set actor.ppo_mini_batch_size={_divisors(groups, mini)}",
+            f"{mini} does not divide data.train_prompt_bsz={groups}; "
+            f"set actor.ppo_mini_batch_size={_divisors(groups, mini)}",
             ("data.train_prompt_bsz",),
         )
 
