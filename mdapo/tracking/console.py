@@ -16,7 +16,7 @@ from mdapo.tracking.metrics import Metrics
 # What a step line shows: label, metric. What a step does not have is left out.
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("eval_success", "eval/success"),
-    ("success", "reward/success"),
+    ("outcome", "reward/outcome"),
     ("reward", "reward/mean"),
     ("loss", "actor/loss"),
     ("grad_norm", "actor/grad_norm"),

@@ -99,4 +99,4 @@ def _name_shards(folder: Path, files: dict[str, str], total: int) -> None:
     for old, new in names.items():
         (folder / old).rename(folder / new)
     index = {"metadata": {"total_size": total}, "weight_map": {k: names[v] for k, v in files.items()}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, allow_nan=False))
