@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mdapo.errors import UserError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -27,6 +29,12 @@ def place_of(key: str, places: Mapping[str, str]) -> str | None:
     parts = key.split(".")
     found = (places.get(".".join(parts[:i])) for i in range(len(parts), 0, -1))
     return next((p for p in found if p is not None), None)
+
+
+def require_none(problems: Iterable[Problem]) -> None:
+    """Raises ``UserError`` with every problem there is."""
+    if told := lines(problems, {}):
+        raise UserError(told)
 
 
 def lines(problems: Iterable[Problem], places: Mapping[str, str]) -> list[str]:
