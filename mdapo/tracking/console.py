@@ -91,7 +91,8 @@ class Console:
 
 def step_pairs(metrics: Metrics) -> list[tuple[str, str]]:
     """Label and value as text, in the order of ``COLUMNS``."""
-    return [(label, number(metrics[name])) for label, name in COLUMNS if name in metrics]
+    units = {name: "s" for _, name in COLUMNS if name.startswith("time/")}
+    return [(label, number(metrics[name]) + units.get(name, "")) for label, name in COLUMNS if name in metrics]
 
 
 def number(value: float) -> str:
