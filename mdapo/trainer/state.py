@@ -49,10 +49,10 @@ def written(state: TrainState, *, seconds: float) -> dict[str, Any]:
 
 def read(data: Mapping[str, Any]) -> TrainState:
     """What `written` wrote."""
-    waiting = data["waiting"]
-    if waiting is not None:
-        waiting = {name: math.nan if value is None else value for name, value in waiting.items()}
-    return TrainState(**{**data, "waiting": waiting})
+    state = TrainState(**data)
+    if state.waiting is not None:
+        state.waiting = {name: math.nan if value is None else value for name, value in state.waiting.items()}
+    return state
 
 
 def moment(t: Trainer) -> Moment:
