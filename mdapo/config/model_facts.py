@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mdapo.config.problems import Problem
-from mdapo.errors import UserError
+from mdapo.config.problems import Problem, require_none
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 QUICKSTART_MODEL = "SmolLM2-135M-Instruct"
@@ -101,8 +100,8 @@ def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFac
 def require_facts(folder: str | Path, *, key: str = "model.path") -> ModelFacts:
     """The facts of a folder whose ``config.json`` is that of a model we run. Raises ``UserError`` with every reason."""
     facts, problems = _read(Path(folder), key)
-    if problems or facts is None:
-        raise UserError([f"{problem.key}: {problem.text}" for problem in problems])
+    require_none(problems)
+    assert facts is not None, "what cannot be read is a problem"
     return facts
 
 

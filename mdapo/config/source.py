@@ -74,9 +74,9 @@ class Tree:
     places: dict[str, str] = field(default_factory=dict)
 
 
-def close(word: str, words: Collection[str]) -> str | None:
+def close(word: str, words: Collection[str], *, cutoff: float = 0.6) -> str | None:
     """The nearest of ``words``, if one is near."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), None)
 
 
 def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] = ()) -> Tree:
@@ -174,14 +174,13 @@ class _Reader:
         for key_node, value_node in node.value:
             name = key_node.value
             full = f"{path}.{name}" if path else str(name)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str" or not name:
+            if (kind := _no_name(key_node)) is not None:
                 self.problems.append(
-                    f"{path or 'top level'}: a key must be a name, not {name!r} ({self.place(key_node)})"
+                    f"{path or 'top level'}: a key must be a name, not {kind} ({self.place(key_node)})"
                 )
             elif "." in name:
-                self.problems.append(
-                    f"{full}: no dots in a file's keys; write sections one inside the other ({self.place(key_node)})"
-                )
+                inside = name.replace(".", ": {") + ": ..." + "}" * name.count(".")
+                self.problems.append(f"{full}: no dots in a file's keys; write {inside} ({self.place(key_node)})")
             elif name in result:
                 self.problems.append(f"{full}: set twice, first in line {lines[name]} ({self.place(key_node)})")
             else:
@@ -202,6 +201,19 @@ class _Reader:
         if kind == "int":
             return int(text, 16) if text.startswith("0x") else int(text.replace("_", ""))
         return float(text.replace("_", "")) if kind == "float" else text
+
+
+def _no_name(key: yaml.Node) -> str | None:
+    """What a key is that is no name; None for one that is."""
+    kind = key.tag.rsplit(":", 1)[-1]
+    if not isinstance(key, yaml.ScalarNode):
+        return "a list" if isinstance(key, yaml.SequenceNode) else "a mapping"
+    if kind == "str":
+        text = key.value
+        if not text:
+            return "an empty text"
+        return None if text.isprintable() and all(text.split(".")) else f"text {text!r}"
+    return "nothing (null)" if kind == "null" else key.value.lower() if kind == "bool" else f"the number {key.value}"
 
 
 def merge(into: Tree, over: Tree, *, sections: Collection[str]) -> None:

@@ -11,30 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from mdapo.config.model_facts import ModelFacts
-from mdapo.config.problems import Problem
-from mdapo.errors import UserError
+from mdapo.config.problems import Problem, require_none
 
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors library accepts
 NAMED = 3  # of the weights that a message lists
 
 
-def require_weights(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> None:
-    """Raises ``UserError`` with every reason why these weights cannot be used."""
-    if problems := weight_problems(folder, facts, key=key):
-        raise UserError([f"{problem.key}: {problem.text}" for problem in problems])
+def require_weights(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> dict[str, Path]:
+    """The file of every weight. Raises ``UserError`` with every reason why these weights cannot be used."""
+    require_none(weight_problems(folder, facts, key=key))
+    return {name: file for file in _files(folder) for name in _shapes(file)}
+
+
+def _files(folder: str | Path) -> list[Path]:
+    """In the order in which the engine reads them too: where a weight comes twice, the last file has it."""
+    return sorted(Path(folder).glob("*.safetensors"))
 
 
 def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> list[Problem]:
     """What is wrong with the ``*.safetensors`` of a folder: unreadable, cut short, or not the model's weights."""
     found: dict[str, tuple[int, ...]] = {}
     problems: list[Problem] = []
-    for file in sorted(Path(folder).glob("*.safetensors")):
+    for file in _files(folder):
         try:
             found |= _shapes(file)
         except (OSError, ValueError, RecursionError) as error:
             problems.append(Problem(key, f"{file}: {error}"))
     if problems:
         return problems
+    if not found:
+        return [Problem(key, f"no weights in {folder}: it needs *.safetensors")]
     if facts.layers > len(found):  # before a list of so many layers is made
         text = f"config.json means {facts.layers} layers, but the files hold {len(found)} tensors in all"
         return [Problem(key, f"{folder}: {text}")]

@@ -63,7 +63,9 @@ class RunFolder:
             config = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
             _keep_and_write(self.path / CONFIG, config)
             if self._environment is not None:
-                _keep_and_write(self.path / ENVIRONMENT, json.dumps(self._environment, indent=1) + "\n")
+                _keep_and_write(
+                    self.path / ENVIRONMENT, json.dumps(self._environment, indent=1, allow_nan=False) + "\n"
+                )
 
     def _move_aside(self, why: str) -> None:
         aside = _free_name(self.path.parent, self.path.name, "")

@@ -52,7 +52,7 @@ def close_commit(folder: Path, *, keep: int) -> Path:
         for f, digest in zip(files, digests, strict=True)
     }
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(listing, indent=1))
+    manifest.write_text(json.dumps(listing, indent=1, allow_nan=False))
     _sync(manifest)
     for directory in {folder, *(f.parent for f in files)}:
         _sync(directory)

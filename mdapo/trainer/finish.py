@@ -11,6 +11,8 @@ from rich.table import Table
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from mdapo.megatron.actor import Actor
@@ -41,12 +43,17 @@ def finish(t: Trainer) -> int:
     return 0
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Of a table's rows: what people look for first."""
+    return sorted(names, key=lambda n: (n not in FIRST, n == FIRST[1], n.count("/"), n))
+
+
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """The table people came for."""
     table = Table(title="held-out prompts, before and after")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
-    for name in sorted(before.keys() & after.keys(), key=lambda n: (n not in FIRST, n == FIRST[1], n.count("/"), n)):
+    for name in in_order(before.keys() & after.keys()):
         table.add_row(
             name.removeprefix("eval/"),
             f"{before[name]:.3f}",
@@ -99,4 +106,4 @@ def _name_shards(folder: Path, files: dict[str, str], total: int) -> None:
     for old, new in names.items():
         (folder / old).rename(folder / new)
     index = {"metadata": {"total_size": total}, "weight_map": {k: names[v] for k, v in files.items()}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, allow_nan=False))

@@ -93,7 +93,7 @@ class LiveRollout:
         return self._run(self.batch.collect(version), stop)
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
-        """``eval/success``, ``eval/reward``, lengths and the reward's parts, over the validation prompts."""
+        """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, on validation prompts."""
         if not self.val:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)

@@ -116,5 +116,5 @@ def test_arguments_that_it_does_not_take_are_named() -> None:
 
 def test_an_exit_on_import_is_named(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(UserError, match=r"leaves.py:2: called sys.exit\(0\) on import"):
+    with pytest.raises(UserError, match=r"leaves.py:\w+.: line 2: called sys.exit\(0\) on import"):
         load_environment(Plugin(name=f"{tmp_path}/leaves.py:Env"))
