@@ -17,6 +17,7 @@ import numpy as np
 
 from mdapo.algorithms.filters import INVALID, keep, outcomes
 from mdapo.config.schema import Config
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import EnvironmentFactory
 from mdapo.errors import NothingLearnableError
 from mdapo.rollout.engine import Engine, SamplingParams
@@ -79,8 +80,8 @@ class DynamicBatch:
     """Collects one step's groups after the other, from the parts it is given.
 
     ``environment(prompt, seed=...)`` makes the counterpart of one episode (its configured arguments are bound already);
-    the n episodes of a group meet the same one, with samplings of their own. ``notify`` gets a line a round,
-    ``progress`` a few words at each finished episode.
+    the n episodes of a group meet the same one, with samplings of their own; it runs in ``calls``. ``notify`` gets a
+    line a round, ``progress`` a few words at each finished episode.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class DynamicBatch:
         stream: Stream,
         config: Config,
         *,
+        calls: Aside | None = None,
         notify: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.engine, self.chat, self.environment, self.rewards = engine, chat, environment, rewards
         self.stream, self.config, self.notify, self.progress = stream, config, notify, progress
-        self.limits = Limits.of(config)
+        self.limits, self.calls = Limits.of(config), calls or Aside()
         self._kept: list[Group] = []  # accepted and not trained yet, oldest first
         self._dispatched = 0  # groups begun since the run began: part of every seed
         self._retried: set[str] = set()  # uids that came to nothing once
@@ -199,6 +201,7 @@ class DynamicBatch:
             session=f"{name}/{index}",
             group=name,
             seed=seed_of(seed, "sampling", name, index),
+            calls=self.calls,
         )
         return replace(episode, score=await self.rewards.score(episode))
 
