@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdapo.config.problems import Problem
-from mdapo.config.schema import Config
+from mdapo.config.schema import MIN_TEMPERATURE, Config
 
 _URL = re.compile(r"https?://[^\s/]+/?")
 
@@ -93,6 +93,9 @@ def _batch(config: Config) -> Iterator[Problem]:
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
+    if 0 < config.rollout.val.temperature < MIN_TEMPERATURE:
+        found = f"{config.rollout.val.temperature:g}"
+        yield Problem("rollout.val.temperature", f"must be 0 (greedy) or at least {MIN_TEMPERATURE:g}, not {found}")
     rollout = config.rollout
     if rollout.engine == "local":
         if rollout.urls:

@@ -16,6 +16,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 MAX_WAIT_S = 86400.0  # a day is what ranks wait for rank 0; poll() and sockets overflow at some weeks
 Seconds = Annotated[float, Field(ge=0.001, le=MAX_WAIT_S)]  # below a millisecond poll() does not wait at all
+MIN_TEMPERATURE = 0.001  # logits divided by less overflow, or leave one token
 NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -84,7 +85,7 @@ class Rollout(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
     max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
     max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: NonNegative = 0
     val: ValSampling = ValSampling()

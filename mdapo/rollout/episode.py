@@ -86,14 +86,15 @@ async def run_episode(
     group: str,
     seed: int,
     calls: Aside,
+    failed: Callable[[str], object] = lambda _: None,
 ) -> Episode:
     """Talk until the environment ends it or a limit is met; the episode is not scored yet.
 
     ``make_env`` makes this episode's own environment. ``sampling`` gives temperature and cuts; its token count and stop
     ids are set here for each turn. ``session`` is unique among live episodes. ``calls`` is where the environment runs:
-    one that hangs is left to itself. An environment or engine that fails ends the episode with ``error``, the deadline
-    with ``aborted``; neither raises. ``UserError`` when the chat template refuses the conversation or the environment
-    breaks its contract.
+    one that hangs is left to itself. An environment or engine that fails ends the episode with ``error`` (``failed``
+    hears why), the deadline with ``aborted``; neither raises. ``UserError`` when the chat template refuses the
+    conversation or the environment breaks its contract.
     """
     talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed, calls)
     try:
@@ -105,6 +106,7 @@ async def run_episode(
         end = "aborted"
     except (EngineError, EnvironmentFailed) as error:
         log.warning("%s: %s", session, error)
+        failed(f"{session}: {error}")
         end = "error"
     except asyncio.CancelledError:
         await engine.abort(session)

@@ -112,8 +112,8 @@ class LiveRollout:
         episodes = self._run(self.batch.evaluate(self.val), stop)
         failures = self.rewards.end_evaluation()
         self.journal.note_evaluation(step, episodes)
-        found = evaluation(episodes, failures)
-        lost, why = unscored(episodes, failures)
+        found = evaluation(episodes, failures, broken=self.batch.told())
+        lost, why = unscored(episodes, failures, broken=self.batch.told())
         if lost:
             self.journal.say(
                 f"evaluation: {lost} of {len(episodes)} conversations could not be scored: {'; '.join(why)}"
@@ -195,19 +195,18 @@ class Replay:
         pass
 
 
-def unscored(episodes: Sequence[Episode], failures: Counter[str]) -> tuple[int, list[str]]:
-    """How many conversations have no score, and why: the reward's failures, and those that broke off themselves."""
+def unscored(episodes: Sequence[Episode], failures: Counter[str], *, broken: Sequence[str]) -> tuple[int, list[str]]:
+    """How many conversations have no score, and why: the reward's failures, and ``broken``, those of environment and
+    engine."""
     lost = sum(episode.score is None or not episode.score.valid for episode in episodes)
-    broken = sum(episode.end == "error" for episode in episodes)
-    why = [f"{broken} x the environment or the engine failed (the warnings above say how)"] if broken else []
-    return lost, [*told(failures), *why]
+    return lost, [*told(failures), *broken]
 
 
-def evaluation(episodes: Sequence[Episode], failures: Counter[str]) -> dict[str, float]:
+def evaluation(episodes: Sequence[Episode], failures: Counter[str], *, broken: Sequence[str]) -> dict[str, float]:
     """Means over the episodes that could be scored. ``UserError`` with the reasons where there is none."""
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
     if not scores:
-        lost, why = unscored(episodes, failures)
+        lost, why = unscored(episodes, failures, broken=broken)
         raise UserError(
             [f"evaluation: not one of {lost} conversations could be scored:", *(f"  {line}" for line in why)]
         )
