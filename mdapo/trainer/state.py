@@ -60,7 +60,7 @@ def save(t: Trainer) -> None:
         train = {**asdict(t.state), "seconds": t.seconds}
         state = {"train": train, "metrics_offset": t.journal.offset, "rollout": t.rollout.save(folder)}
         state["optimizer"] = optimizer_kind(t.config)
-        (folder / STATE).write_text(json.dumps(state, indent=1))
+        (folder / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
         close_commit(folder, keep=t.config.run.keep_checkpoints)
 
     t.share_errors(_stored(end))
@@ -84,7 +84,7 @@ def resume(t: Trainer) -> bool:
             t.journal.say(f"passed over: {problem}")
         if found.path is None:
             return {"folder": None}
-        state = json.loads((found.path / STATE).read_text())
+        state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
         if not t.only_evaluate:
             _same_optimizer(state["optimizer"], t.config, found.path)
         return {"folder": str(found.path), **state}
