@@ -40,8 +40,9 @@ async def openings_of(
     has not answered after ``timeout_s`` (``rollout.episode_timeout_s``)."""
     openings = []
     for prompt in prompts:
+        deadline = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            async with deadline:
                 openings.append(await calls.call(lambda prompt=prompt: factory(prompt, seed=seed).opening()))
                 await asyncio.sleep(0)  # where a signal can end it
         except UserError:

@@ -55,12 +55,10 @@ def git_revision(folder: Path) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        found = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", timeout=GIT_S, check=True
-        )
+        found = subprocess.run(command, capture_output=True, timeout=GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return found.stdout.decode("utf-8", "replace").strip()
 
 
 def _version(package: str) -> str | None:

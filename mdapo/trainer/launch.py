@@ -81,7 +81,7 @@ def check_port(text: str) -> int:
 
 
 def check_threads(text: str) -> None:
-    """``UserError`` when ``OMP_NUM_THREADS`` is not what OpenMP takes: libraries would each make of it what they like."""
+    """``UserError`` when ``OMP_NUM_THREADS`` is not what OpenMP takes: each library makes its own of it."""
     if not re.fullmatch(r"0*[1-9][0-9]{0,3}(,0*[1-9][0-9]{0,3})*", text):
         raise UserError(f"OMP_NUM_THREADS={text}: must be a whole number from 1 on; unset it for the default")
 
