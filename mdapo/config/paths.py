@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 
@@ -40,5 +41,7 @@ def _mode(path: str | Path, *, missing: str) -> tuple[int, str]:
         return 0, missing
     except OSError as error:  # a loop of links, a name too long, a folder that is closed to us
         return 0, f"cannot be read: {(error.strerror or str(error)).lower()}"
+    except UnicodeEncodeError:
+        return 0, f"cannot be read: its name cannot be written in this locale ({sys.getfilesystemencoding()})"
     except ValueError:
         return 0, "cannot be read: its name holds a NUL character"

@@ -42,14 +42,18 @@ def test_a_run_folder_that_cannot_be_is_told_alike(
 def test_letters_that_the_locale_lacks_end_nothing(material: Material, tmp_path: Path) -> None:
     """Configuration and data are UTF-8 wherever; what cannot be shown is escaped."""
     row = {"prompt": [{"role": "user", "content": "Größe é 例?"}], "uid": "größe"}
-    data, config = tmp_path / "größe.jsonl", tmp_path / "größe.yaml"
+    data, config = tmp_path / "data.jsonl", tmp_path / "größe.yaml"
     data.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
     config.write_text(f"# größe\nbase: {material.config}\ndata: {{val_files: ['{data}']}}\n", encoding="utf-8")
     bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
     done = mdapo("check", str(config), **bare)
     assert done.code == 0 and "gr\\xf6\\xdfe" in done.out, (done.out[-2000:], done.err)
+    done = mdapo("check", str(config), f"data.val_files=['{tmp_path}/größe.jsonl']", **bare)
+    assert done.code == 2 and "cannot be written in this locale" in done.out, (done.out[-2000:], done.err)
     done = mdapo("eval", str(config), f"run.dir={tmp_path}", **bare)
-    assert done.code == 0 and "gr\\xf6\\xdfe" in done.out, (done.out[-2000:], done.err)
+    assert done.code == 0, (done.out[-2000:], done.err)
+    told = (tmp_path / "run" / "eval" / "episodes" / "eval_000000.txt").read_text(encoding="utf-8")
+    assert "Größe é 例?" in told
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])
