@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mdapo.errors import UserError
+from mdapo.errors import EXIT_STORAGE, StorageError, UserError, accept_any_text, is_storage
 
 HELP = """Post-train a dialogue language model with DAPO.
 
@@ -101,14 +101,20 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point: errors of the user's input in plain words, exit code 2."""
+    """Entry point: errors of the user's input, and of the storage, in plain words."""
+    accept_any_text()
     try:
         app()
-    except UserError as error:
+    except (UserError, StorageError) as error:
         print(f"mdapo: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os._exit(0)
+    except OSError as error:
+        if not is_storage(error):
+            raise
+        print(f"mdapo: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os._exit(EXIT_STORAGE)  # at a plain exit Python would try to write it once more
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mdapo.config.paths import why_no_file
 from mdapo.errors import UserError
 
 
@@ -46,8 +47,8 @@ def load(
 
 def _import(source: str, *, name: str) -> ModuleType:
     """Anything may happen while another's module is imported: all of it becomes one message."""
-    if source.endswith(".py") and not Path(source).is_file():
-        raise UserError(f"plug-in {name!r}: no such file")
+    if source.endswith(".py") and (why := why_no_file(source)):
+        raise UserError(f"plug-in {name!r}: {why}")
     try:
         return _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except SystemExit as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from mdapo.config.load import Loaded
 from mdapo.config.memory import Memory, estimate
 from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
+from mdapo.config.paths import why_no_file, why_no_folder
 from mdapo.config.problems import Problem, either, lines
 from mdapo.config.rules import MOST_GROUPS, longest_sequence
 from mdapo.config.schema import Config
@@ -96,16 +97,16 @@ def file_problems(config: Config) -> list[Problem]:
     """Files, folders and parts that are named and not there. Relative paths are relative to the current directory."""
     model = config.model
     problems = []
-    if model.tokenizer_path is not None or Path(model.path).is_dir():
+    if model.tokenizer_path is not None or not why_no_folder(model.path):
         key = "model.path" if model.tokenizer_path is None else "model.tokenizer_path"
         problems += tokenizer_problems(model.tokenizer_path or model.path, key=key)
-    if model.chat_template is not None and not Path(model.chat_template).is_file():
-        problems.append(Problem("model.chat_template", f"no such file: {model.chat_template}"))
+    if model.chat_template is not None and (why := why_no_file(model.chat_template)):
+        problems.append(Problem("model.chat_template", f"{why}: {model.chat_template}"))
     if config.algorithm.kl.enable and model.ref_path is not None:
         problems += read_model(model.ref_path, key="model.ref_path")[1]
     if config.debug.mode == "train":
-        if config.debug.replay is not None and not Path(config.debug.replay).is_dir():
-            problems.append(Problem("debug.replay", f"no such folder: {config.debug.replay}"))
+        if config.debug.replay is not None and (why := why_no_folder(config.debug.replay)):
+            problems.append(Problem("debug.replay", f"{why}: {config.debug.replay}"))
     else:
         problems += _data_files("data.train_files", config.data.train_files)
         if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
@@ -116,11 +117,11 @@ def file_problems(config: Config) -> list[Problem]:
 def _data_files(key: str, files: list[str]) -> Iterator[Problem]:
     for i, file in enumerate(files):
         shipped = file.removeprefix("package:")
-        if shipped != file and not (SCENARIOS / shipped).is_file():
+        if shipped != file and why_no_file(SCENARIOS / shipped):
             names = ", ".join(sorted(p.name for p in SCENARIOS.glob("*.jsonl")))
             yield Problem(f"{key}.{i}", f"{shipped!r} is not shipped with mdapo; there are {names}")
-        elif shipped == file and not Path(file).is_file():
-            yield Problem(f"{key}.{i}", f"no such file: {file}")
+        elif shipped == file and (why := why_no_file(file)):
+            yield Problem(f"{key}.{i}", f"{why}: {file}")
 
 
 def _ranks(config: Config, world: int) -> Iterator[Problem]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mdapo.config.problems import Problem, either
-from mdapo.config.schema import Config
+from mdapo.config.schema import MIN_TEMPERATURE, Config
 
 MOST_GROUPS = 10_000  # that a suggestion looks through: no optimizer step has more
-LEAST_TEMPERATURE = 0.01  # below, logits overflow; 0 is greedy
 _URL = re.compile(r"https?://[^\s/]+/?")
 
 
@@ -116,8 +115,8 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",)
         )
-    if 0.0 < rollout.val.temperature < LEAST_TEMPERATURE:
-        text = f"must be 0 (greedy) or at least {LEAST_TEMPERATURE}, not {rollout.val.temperature:g}"
+    if 0.0 < rollout.val.temperature < MIN_TEMPERATURE:
+        text = f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {rollout.val.temperature:g}"
         yield Problem("rollout.val.temperature", text)
     if rollout.urls and rollout.engine_args:
         text = "are for servers that mdapo starts; with rollout.urls, give them to the servers (null takes them away)"

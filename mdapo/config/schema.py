@@ -20,6 +20,7 @@ Seconds = Annotated[float, Field(ge=0.001, le=MAX_WAIT_S)]  # below a millisecon
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
 SignedFloat = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 LearningRate = Annotated[float, Field(ge=0.0, le=1.0)]
+MIN_TEMPERATURE = 0.01  # logits divided by less overflow, or leave one token
 AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -87,7 +88,7 @@ class Rollout(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
     max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
     max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
-    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: NonNegative = 0
     val: ValSampling = ValSampling()

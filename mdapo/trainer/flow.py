@@ -82,7 +82,7 @@ class Trainer:
     def _build_lead(self, loaded: Loaded) -> None:
         if self.loop is not None:
             self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
-            self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
+            self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal, stop=self.stop)
 
     def _claim_folder(self) -> None:
         assert self.journal is not None

@@ -11,7 +11,7 @@ from mdapo.tracking.console import Console
 from mdapo.tracking.environment import describe_environment
 from mdapo.tracking.metrics import as_json
 from mdapo.tracking.recorder import Recorder, replace_text
-from mdapo.tracking.run_folder import EVAL, open_run_folder
+from mdapo.tracking.run_folder import EVAL, open_eval_folder, open_run_folder
 from mdapo.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class EvalJournal(Journal):
         self.config, self.tracker = config, None
         self.console = Console(0)
         self.path = Path(config.run.dir) / config.run.name
-        self.recorder = Recorder(self.path / EVAL, episodes_per_step=0)
+        self.recorder = Recorder(open_eval_folder(self.path), episodes_per_step=0)
 
     def claim(self) -> None:
         pass  # it stays the run's

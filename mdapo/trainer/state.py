@@ -79,7 +79,7 @@ def save(t: Trainer) -> None:
             "rollout": t.rollout.save(folder),
         }
         state["optimizer"] = optimizer_kind(t.config)
-        (folder / STATE).write_text(json.dumps(state, indent=1, allow_nan=False))
+        (folder / STATE).write_text(json.dumps(state, indent=1, allow_nan=False), encoding="utf-8")
         close_commit(folder, keep=t.config.run.keep_checkpoints)
 
     t.share_errors(_stored(end))
@@ -103,7 +103,7 @@ def resume(t: Trainer) -> bool:
             t.journal.say(f"passed over: {problem}")
         if found.path is None:
             return {"folder": None}
-        state = json.loads((found.path / STATE).read_text())
+        state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
         if not t.only_evaluate:
             _same_optimizer(state["optimizer"], t.config, found.path)
         return {"folder": str(found.path), **state}

@@ -34,6 +34,27 @@ class Echo:
         return Observation((Message("user", f"Only {len(messages[-1].content)}?"),))
 
 
+class Hangs(Echo):
+    """Sleeps for ever in ``opening`` or ``observe`` once it has made the file that ``SLOW`` names."""
+
+    def __init__(self, prompt: Prompt, *, seed: int, where: str) -> None:
+        super().__init__(prompt, seed=seed)
+        self.where = where
+
+    def hang(self, here: str) -> None:
+        if here == self.where:
+            Path(os.environ["SLOW"]).touch()
+            time.sleep(1e6)
+
+    def opening(self) -> tuple[Message, ...]:
+        self.hang("opening")
+        return super().opening()
+
+    def observe(self, messages: Sequence[Message]) -> Observation:
+        self.hang("observe")
+        return super().observe(messages)
+
+
 def vowels(
     messages: Sequence[Message], prompt: Prompt, end: EndReason, *, same_for: Sequence[str] = ()
 ) -> dict[str, float]:

@@ -103,6 +103,7 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("actor.eps=1e-300", "must be at least 1e-20, not 1e-300"),
         ("algorithm.kl.coef=1e300", "must be at most 1e+06, not 1e+300"),
         ("algorithm.entropy_coef=-1e300", "must be at least -1e+06, not -1e+300"),
+        ("rollout.val.temperature=1e-300", "must be 0 (greedy) or at least 0.01, not 1e-300"),
         ("algorithm.gamma=1.5", "must be at most 1, not 1.5"),
         ("rollout.engine=sglagn", "must be one of local, sglang, not text 'sglagn'; did you mean sglang?"),
         ("algorithm.kl.estimator=3", "must be one of k1, k2, k3, not 3"),
