@@ -34,6 +34,7 @@ fi
 if [ "$node_rank" -eq 0 ]; then # it listens there
     PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" "$bin/python" -m mdapo.trainer.launch "$port"
 fi
+export PYTHONUTF8=1 # torch reads files of its own in the locale's encoding, which they are not in
 exec "$bin/python" -m torch.distributed.run \
     --nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$nproc" \
     --master-addr "$master" --master-port "$port" \
