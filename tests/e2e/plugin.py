@@ -96,7 +96,23 @@ def poisoned(loss_fn: Callable[..., Any], times: int) -> Callable[..., Any]:
     return with_nan
 
 
+def then_infinite(update: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """``update``, after whose ``number``-th call one weight is infinite."""
+    calls = 0
+
+    def updated(actor: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        stats = update(actor, *args)
+        if calls == number:
+            next(actor.chunks[0].parameters()).data.view(-1)[0] = float("inf")
+        return stats
+
+    return updated
+
+
 def sabotage(what: str, number: int) -> None:
+    from mdapo.megatron.actor import Actor
     from mdapo.rollout.dynamic_batch import DynamicBatch
     from mdapo.trainer import flow, state
 
@@ -109,6 +125,8 @@ def sabotage(what: str, number: int) -> None:
     elif what == "nan-loss":  # on this rank alone
         make_loss_fn = flow.make_loss_fn
         flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
+    elif what == "inf-weight":  # on this rank alone
+        Actor.update = then_infinite(Actor.update, number)
     else:
         raise AssertionError(what)
 
