@@ -94,7 +94,7 @@ def _conversation(loaded: Loaded) -> str:
         ]
         first = fitting[0][0][0]
         episode = asyncio.run(_talk(config, chat, lambda: environment(first, seed=config.run.seed), first))
-        if episode.end == "error":
+        if episode.end in ("error", "aborted"):
             raise UserError(f"environment.name={config.environment.name}: the conversation failed (see above)")
         score = asyncio.run(rewards.score(episode))
     finally:
@@ -137,12 +137,17 @@ def _fitting(
 ) -> tuple[list[Prompt], str]:
     """The prompts that are short enough, and a line that counts them."""
     from mdapo.data.prompts import drop_overlong
-    from mdapo.environments.calling import opening_of
+    from mdapo.environments.aside import Aside
+    from mdapo.environments.calling import openings_of
 
-    limit = config.data.max_prompt_len
+    limit, name, timeout_s = config.data.max_prompt_len, config.environment.name, config.rollout.episode_timeout_s
+    found = asyncio.run(
+        openings_of(environment, name, prompts, seed=config.run.seed, calls=Aside(), timeout_s=timeout_s)
+    )
+    openings = dict(zip((p.uid for p in prompts), found, strict=True))
 
     def length(prompt: Prompt) -> int:
-        return len(chat.prompt_ids(opening_of(environment, config.environment.name, prompt, seed=config.run.seed)))
+        return len(chat.prompt_ids(openings[prompt.uid]))
 
     kept, dropped = drop_overlong(prompts, length, limit, config.data.overlong_prompts)
     left_out = f"; {dropped:,} longer than data.max_prompt_len={limit} left out" if dropped else ""
@@ -150,6 +155,7 @@ def _fitting(
 
 
 async def _talk(config: Config, chat: ChatFormat, make: Callable[[], Environment], prompt: Prompt) -> Episode:
+    from mdapo.environments.aside import Aside
     from mdapo.rollout.engine import SamplingParams
     from mdapo.rollout.episode import Limits, run_episode
 
@@ -165,6 +171,7 @@ async def _talk(config: Config, chat: ChatFormat, make: Callable[[], Environment
         session="check",
         group="check",
         seed=config.run.seed,
+        calls=Aside(),
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 from collections.abc import Sequence
 
 # Exit codes of every command; the README says what to do on each.
 EXIT_USER, EXIT_NON_FINITE, EXIT_NOTHING_LEARNABLE, EXIT_INTERNAL, EXIT_STORAGE, EXIT_INTERRUPTED = 2, 3, 4, 70, 74, 75
+# What is the storage's fault; all else (no permission, no such folder) is that of the path that was given.
+_STORAGE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 
 
 class UserError(ValueError):
@@ -31,6 +36,24 @@ class NothingLearnableError(RuntimeError):
 
 
 class StorageError(RuntimeError):
-    """A checkpoint could not be written (disk full, quota, read-only); the last complete one is as it was."""
+    """Something could not be written (disk full, quota, read-only); the last complete checkpoint is as it was."""
 
     exit_code = EXIT_STORAGE
+
+
+def is_storage(error: OSError) -> bool:
+    """Whether it tells that the storage failed: full, over quota, read-only, broken."""
+    return error.errno in _STORAGE
+
+
+def cannot_use(what: str, error: OSError) -> UserError | StorageError:
+    """The error for people where ``what`` could not be made or written."""
+    text = f"{what}: {error.strerror or error}"
+    return StorageError(text) if is_storage(error) else UserError(text)
+
+
+def accept_any_text() -> None:
+    """What the locale cannot show is written as an escape, on stdout as on stderr: no run ends on a letter."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

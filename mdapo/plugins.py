@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mdapo.config.paths import why_no_file
 from mdapo.errors import UserError
 
 
@@ -37,7 +38,7 @@ def load(
     if found is None:
         near = difflib.get_close_matches(attribute, vars(module), n=1)
         meant = f", did you mean {near[0]}?" if near else ""
-        raise UserError(f"plug-in {name!r}: {source} has no {attribute}{meant}")
+        raise UserError(f"plug-in {name!r}: its module has no {attribute}{meant}")
     if not callable(found):
         raise UserError(f"plug-in {name!r}: must be a class or a function, not {type(found).__name__}")
     _check_signature(found, name=name, required=required, args=args)
@@ -46,18 +47,21 @@ def load(
 
 def _import(source: str, *, name: str) -> ModuleType:
     """Anything may happen while another's module is imported: all of it becomes one message."""
-    if source.endswith(".py") and not Path(source).is_file():
-        raise UserError(f"plug-in {name!r}: no such file: {source}")
+    if source.endswith(".py") and (why := why_no_file(source)):
+        raise UserError(f"plug-in {name!r}: {why}")
     try:
         return _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except SystemExit as error:
-        raise UserError(f"plug-in {name!r}: {_where(error)}: called sys.exit({error.code}) on import") from error
+        raise UserError(
+            f"plug-in {name!r}: {_where(error, source)}: called sys.exit({error.code}) on import"
+        ) from error
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and (source + ".").startswith(error.name + "."):
             raise UserError(
                 f"plug-in {name!r}: no module {error.name!r} (looked in {', '.join(sys.path[:3])} …)"
             ) from error
-        raise UserError(f"plug-in {name!r}: {_where(error)}: {type(error).__name__}: {error}") from error
+        what = error.msg if isinstance(error, SyntaxError) else str(error)  # else it says the file and line again
+        raise UserError(f"plug-in {name!r}: {_where(error, source)}: {type(error).__name__}: {what}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -78,14 +82,19 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _where(error: BaseException) -> str:
-    """File and line that a person can open: of a syntax error, or the innermost line outside of Python itself."""
+def _where(error: BaseException, source: str) -> str:
+    """File and line that a person can open: of a syntax error, or the innermost line outside of Python itself; the line
+    alone in the plug-in's own file, which the message has named."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
+        return _place(error.filename, error.lineno, source)
     library = str(Path(importlib.__file__).parent.parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename[:1] != "<" and f.filename != __file__]
     outside = [f for f in frames if not f.filename.startswith(library) or "site-packages" in f.filename]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else "on import"
+    return _place(outside[-1].filename, outside[-1].lineno, source) if outside else "on import"
+
+
+def _place(file: str, line: int | None, source: str) -> str:
+    return f"line {line}" if Path(file) == Path(source).resolve() else f"{file}:{line}"
 
 
 def _check_signature(

@@ -16,14 +16,15 @@ fail() {
 }
 
 suitable() {
-    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+    # Its word, not its exit code: /bin/true has a good one. Cut short, for what never stops talking.
+    [ "$("$1" -c 'import sys; print(sys.version_info >= (3, 11))' </dev/null 2>/dev/null | head -c 64)" = True ]
 }
 
 # Sets $python.
 find_python() {
     if [ -n "${PYTHON:-}" ]; then
         suitable "$PYTHON" || fail "PYTHON=$PYTHON is not a Python 3.11 or newer" \
-            "it says: $("$PYTHON" --version 2>&1 || true)"
+            "it says: $("$PYTHON" --version </dev/null 2>&1 | head -n 1 | head -c 200 || true)"
         python=$PYTHON
         return
     fi

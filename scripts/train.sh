@@ -27,9 +27,14 @@ for name in nproc:NPROC_PER_NODE nnodes:NNODES node_rank:NODE_RANK; do
         exit 2
     fi
 done
+if ! [[ ${OMP_NUM_THREADS-1} =~ ^0*[1-9][0-9]{0,3}(,0*[1-9][0-9]{0,3})*$ ]]; then
+    echo "train: OMP_NUM_THREADS=$OMP_NUM_THREADS: must be a whole number from 1 on; unset it for the default" >&2
+    exit 2
+fi
 if [ "$node_rank" -eq 0 ]; then # it listens there
     PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" "$bin/python" -m mdapo.trainer.launch "$port"
 fi
+export PYTHONUTF8=1 # torch reads files of its own in the locale's encoding, which they are not in
 exec "$bin/python" -m torch.distributed.run \
     --nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$nproc" \
     --master-addr "$master" --master-port "$port" \

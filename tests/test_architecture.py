@@ -156,6 +156,27 @@ def test_only_the_actor_imports_megatron() -> None:
     )
 
 
+def test_json_is_strict() -> None:
+    """NaN and Infinity are no JSON: what is written for others to read never holds them."""
+    own = {"data/wire.py", "rewards/processes.py"}  # read by mdapo alone, where a NaN of the user's data must survive
+    own |= {"trainer/flow.py", "megatron/layout.py"}  # from rank to rank, where a loss may be NaN
+    own |= {"trainer/launch.py"}  # codes and texts
+    problems_listed(
+        [
+            f"{where(path, call.lineno)}: json without allow_nan=False"
+            for path in sources("mdapo")
+            if str(path.relative_to(PACKAGE)) not in own
+            for call in ast.walk(parse(path))
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("dump", "dumps")
+            and isinstance(call.func.value, ast.Name)
+            and call.func.value.id == "json"
+            and not any(k.arg == "allow_nan" for k in call.keywords)
+        ]
+    )
+
+
 def test_configuration_is_read_without_torch() -> None:
     """No module that ``mdapo.config`` reaches at import, however far, imports torch, megatron or transformers."""
     by_name = {module_name(path): path for path in sources("mdapo")}

@@ -17,7 +17,7 @@ from mdapo.config.problems import Problem, lines
 from mdapo.config.rules import check_rules
 from mdapo.config.schema import Config
 from mdapo.config.source import Dumper, Tree, apply_overrides, close, read_file
-from mdapo.config.words import keys_of, problems_of, section_of
+from mdapo.config.words import keys_of, problems_of, section_of, spoilt_by
 from mdapo.errors import UserError
 
 SECTIONS = frozenset(key for key, field in keys_of() if section_of(field.annotation) is field.annotation)
@@ -55,7 +55,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     problems += found
     if config is not None:
         spoilt = tuple(p.key for p in problems)
-        problems += [p for p in check_rules(config) if not any(_within(k, spoilt) for k in (p.key, *p.others))]
+        problems += [p for p in check_rules(config) if not any(_touches(k, spoilt) for k in (p.key, *p.others))]
         problems += check_options(config)
     if problems:
         raise UserError(lines(problems, tree.places))
@@ -74,9 +74,9 @@ def _empty_mappings(data: dict[str, Any]) -> None:
             node[last] = {}
 
 
-def _within(key: str, spoilt: Iterable[str]) -> bool:
-    """Whether a key, or what holds it, is already known to be wrong."""
-    return any(key == s or key.startswith(f"{s}.") for s in spoilt)
+def _touches(key: str, spoilt: Iterable[str]) -> bool:
+    """Whether a key, what holds it or what it holds is already known to be wrong."""
+    return any(key == s or key.startswith(f"{s}.") or s.startswith(f"{key}.") for s in spoilt)
 
 
 def _validate(data: dict[str, Any], *, skip: set[str]) -> tuple[Config | None, list[Problem]]:
@@ -86,7 +86,7 @@ def _validate(data: dict[str, Any], *, skip: set[str]) -> tuple[Config | None, l
         return _resolved(Config.model_validate(_without(data, skip))), []
     except ValidationError as error:
         problems = [p for p in problems_of(error) if p.key not in skip]
-        spoilt = skip | {p.key for p in problems}
+        spoilt = skip | spoilt_by(error)
     stand_in = {"model": {"path": "?"}, "data": {"train_files": ["?"]}}
     try:
         return _resolved(Config.model_validate(_filled(_without(data, spoilt), stand_in))), problems

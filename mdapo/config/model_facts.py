@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from mdapo.config.problems import Problem
-from mdapo.errors import UserError
+from mdapo.config.paths import odd_files, why_no_folder
+from mdapo.config.problems import Problem, require_none
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 QUICKSTART_MODEL = "SmolLM2-135M-Instruct"
@@ -106,7 +106,7 @@ class ModelFacts:
 def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFacts | None, list[Problem]]:
     """The facts of a model folder (None when ``config.json`` cannot be used), and everything that is wrong with it."""
     facts, problems = _read(Path(folder), key)
-    if not Path(folder).is_dir():
+    if why_no_folder(folder):
         return facts, problems
     return facts, [*problems, *_weights(Path(folder), key)]
 
@@ -114,18 +114,20 @@ def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFac
 def require_facts(folder: str | Path, *, key: str = "model.path") -> ModelFacts:
     """The facts of a folder whose ``config.json`` is that of a model we run. Raises ``UserError`` with every reason."""
     facts, problems = _read(Path(folder), key)
-    if problems or facts is None:
-        raise UserError([f"{problem.key}: {problem.text}" for problem in problems])
+    require_none(problems)
+    assert facts is not None, "what cannot be read is a problem"
     return facts
 
 
 def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
-    if not path.is_dir():
+    if why := why_no_folder(path):
         hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(path))
         hint = f"; nothing is downloaded: hf download {path} --local-dir {path}" if hub else ""
         if path.name == QUICKSTART_MODEL:
             hint = "; scripts/fetch_model.py makes it"
-        return None, [Problem(key, f"no such folder: {path}{hint}")]
+        return None, [Problem(key, f"{why}: {path}{hint if why.startswith('no such') else ''}")]
+    if odd := odd_files(path):
+        return None, [Problem(key, f"{path / odd[0]}: cannot be read: not a regular file")]
     raw, why = _json(path / "config.json")
     if raw is None:
         return None, [Problem(key, why)]
@@ -178,8 +180,10 @@ def _refused(raw: dict[str, Any], architecture: str) -> Iterator[str]:
 def tokenizer_problems(folder: str | Path, *, key: str) -> list[Problem]:
     """Whether a folder holds a tokenizer at all; whether it works is seen when it is loaded."""
     path = Path(folder)
-    if not path.is_dir():
-        return [Problem(key, f"no such folder: {folder}")]
+    if why := why_no_folder(path):
+        return [Problem(key, f"{why}: {folder}")]
+    if odd := odd_files(path):
+        return [Problem(key, f"{path / odd[0]}: cannot be read: not a regular file")]
     if any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
         return []
     return [Problem(key, f"no tokenizer in {path}: needs tokenizer.json (or set model.tokenizer_path)")]

@@ -11,8 +11,9 @@ from typing import Literal
 from mdapo.config.load import Loaded
 from mdapo.config.memory import Memory, estimate
 from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
-from mdapo.config.problems import Problem, lines
-from mdapo.config.rules import longest_sequence
+from mdapo.config.paths import why_no_file, why_no_folder
+from mdapo.config.problems import Problem, either, lines
+from mdapo.config.rules import MOST_GROUPS, longest_sequence
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
@@ -110,16 +111,16 @@ def file_problems(config: Config) -> list[Problem]:
     """Files, folders and parts that are named and not there. Relative paths are relative to the current directory."""
     model = config.model
     problems = []
-    if model.tokenizer_path is not None or Path(model.path).is_dir():
+    if model.tokenizer_path is not None or not why_no_folder(model.path):
         key = "model.path" if model.tokenizer_path is None else "model.tokenizer_path"
         problems += tokenizer_problems(model.tokenizer_path or model.path, key=key)
-    if model.chat_template is not None and not Path(model.chat_template).is_file():
-        problems.append(Problem("model.chat_template", f"no such file: {model.chat_template}"))
+    if model.chat_template is not None and (why := why_no_file(model.chat_template)):
+        problems.append(Problem("model.chat_template", f"{why}: {model.chat_template}"))
     if config.algorithm.kl.enable and model.ref_path is not None:
         problems += read_model(model.ref_path, key="model.ref_path")[1]
     if config.debug.mode == "train":
-        if config.debug.replay is not None and not Path(config.debug.replay).is_dir():
-            problems.append(Problem("debug.replay", f"no such folder: {config.debug.replay}"))
+        if config.debug.replay is not None and (why := why_no_folder(config.debug.replay)):
+            problems.append(Problem("debug.replay", f"{why}: {config.debug.replay}"))
     else:
         problems += _data_files("data.train_files", config.data.train_files)
         if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
@@ -130,11 +131,11 @@ def file_problems(config: Config) -> list[Problem]:
 def _data_files(key: str, files: list[str]) -> Iterator[Problem]:
     for i, file in enumerate(files):
         shipped = file.removeprefix("package:")
-        if shipped != file and not (SCENARIOS / shipped).is_file():
+        if shipped != file and why_no_file(SCENARIOS / shipped):
             names = ", ".join(sorted(p.name for p in SCENARIOS.glob("*.jsonl")))
             yield Problem(f"{key}.{i}", f"{shipped!r} is not shipped with mdapo; there are {names}")
-        elif shipped == file and not Path(file).is_file():
-            yield Problem(f"{key}.{i}", f"no such file: {file}")
+        elif shipped == file and (why := why_no_file(file)):
+            yield Problem(f"{key}.{i}", f"{why}: {file}")
 
 
 def _ranks(config: Config, world: int) -> Iterator[Problem]:
@@ -145,11 +146,12 @@ def _ranks(config: Config, world: int) -> Iterator[Problem]:
     if world % replica:
         key = next(k for k, v in zip(keys, (parallel.tensor, parallel.pipeline), strict=True) if v > 1)
         near = world // replica * replica
-        hint = f"; start {near or replica} or {near + replica}" if near else f"; start {replica}"
-        yield Problem(key, f"{world} ranks do not divide by {shape}{hint}", keys)
+        works = either(n for n in (near, near + replica) if n)
+        yield Problem(key, f"{world} ranks do not divide by {shape}; start {works} ranks", keys)
     elif parallel.data is not None and parallel.data != world // replica:
         text = f"{parallel.data} does not fit: {world} ranks / ({shape}) = {world // replica}"
-        yield Problem("parallel.data", f"{text}; start {parallel.data * replica} ranks", keys)
+        hint = f"set parallel.data={world // replica}, or start {parallel.data * replica} ranks"
+        yield Problem("parallel.data", f"{text}; {hint}", keys)
 
 
 def _batch(config: Config, dp: int) -> Iterator[Problem]:
@@ -157,14 +159,25 @@ def _batch(config: Config, dp: int) -> Iterator[Problem]:
     mini = config.actor.ppo_mini_batch_size
     key, count = ("data.train_prompt_bsz", groups) if mini is None else ("actor.ppo_mini_batch_size", mini)
     if (count * n) % dp:
-        step = dp // math.gcd(n, dp)
-        near = [c for c in (count // step * step, (count // step + 1) * step) if c]
         yield Problem(
             key,
             f"{count} x rollout.n_resp_per_prompt={n} = {count * n} samples do not divide by {dp} data-parallel ranks; "
-            f"try {' or '.join(map(str, near))}",
+            f"set {_dividing(groups, mini, step=dp // math.gcd(n, dp))}",
             ("rollout.n_resp_per_prompt",),
         )
+
+
+def _dividing(groups: int, mini: int | None, *, step: int) -> str:
+    """Keys and values near those given that make an optimizer step a multiple of ``step`` groups."""
+    if mini is None:
+        near = either(c for c in (groups // step * step, (groups // step + 1) * step) if c)
+        return f"data.train_prompt_bsz={near}"
+    if not groups % step:
+        multiples = range(step, min(groups, MOST_GROUPS) + 1, step)
+        near = min((m for m in multiples if not groups % m), key=lambda m: abs(m - mini), default=step)
+        return f"actor.ppo_mini_batch_size={near}"
+    new = max(round(mini / step), 1) * step
+    return f"actor.ppo_mini_batch_size={new} and data.train_prompt_bsz={max(round(groups / new), 1) * new}"
 
 
 def _tokens(config: Config) -> Iterator[Problem]:
@@ -174,7 +187,7 @@ def _tokens(config: Config) -> Iterator[Problem]:
     if config.parallel.sequence and strict and cap >= longest and -(-longest // tp) > cap // tp:
         need = -(-longest // tp) * tp
         multiples = f"once both are multiples of parallel.tensor={tp}"
-        text = f"{cap} holds no sample of {longest} tokens {multiples}; set at least {need}"
+        text = f"{cap} holds no sample of {longest} tokens {multiples}; set actor.ppo_max_token_len={need} or more"
         yield Problem("actor.ppo_max_token_len", text, ("parallel.tensor",))
 
 
@@ -182,23 +195,26 @@ def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
     parallel, context = config.parallel, config.model.max_context
     divided = math.gcd(model.heads, model.kv_heads, model.ffn, model.hidden if parallel.sequence else 0)
     if divided % parallel.tensor:
-        works = [t for t in range(1, divided + 1) if divided % t == 0]
+        works = either(t for t in range(1, divided + 1) if divided % t == 0)
         yield Problem(
             "parallel.tensor",
             f"{parallel.tensor} does not divide the model's {model.heads} attention heads, {model.kv_heads} key-value "
-            f"heads and {model.ffn} feed-forward columns; {', '.join(map(str, works))} would",
+            f"heads and {model.ffn} feed-forward columns; set parallel.tensor={works}",
         )
     stages = parallel.pipeline * parallel.virtual_pipeline
     if model.layers % stages:
-        works = [s for s in range(1, model.layers + 1) if model.layers % s == 0]
+        works = either(s for s in range(1, model.layers + 1) if model.layers % s == 0)
         yield Problem(
             "parallel.pipeline",
             f"the model's {model.layers} layers do not divide by parallel.pipeline x parallel.virtual_pipeline = "
-            f"{parallel.pipeline} x {parallel.virtual_pipeline} = {stages}; {', '.join(map(str, works))} would",
+            f"{parallel.pipeline} x {parallel.virtual_pipeline} = {stages}; a product of {works} would",
             ("parallel.virtual_pipeline",),
         )
     if context > model.max_positions:
-        yield Problem("model.max_context", f"{context} is more than the {model.max_positions} positions of the model")
+        yield Problem(
+            "model.max_context",
+            f"{context} is more than the {model.max_positions} positions of the model; set at most those",
+        )
 
 
 def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from mdapo.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,12 @@ class Problem:
     others: tuple[str, ...] = ()
 
 
+def either(values: Iterable[object]) -> str:
+    """``1, 2 or 4``."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def place_of(key: str, places: Mapping[str, str]) -> str | None:
     """Where ``key`` was set, or the nearest thing around it that was."""
     parts = key.split(".")
@@ -22,10 +31,17 @@ def place_of(key: str, places: Mapping[str, str]) -> str | None:
     return next((p for p in found if p is not None), None)
 
 
+def require_none(problems: Iterable[Problem]) -> None:
+    """Raises ``UserError`` with every problem there is."""
+    if told := lines(problems, {}):
+        raise UserError(told)
+
+
 def lines(problems: Iterable[Problem], places: Mapping[str, str]) -> list[str]:
     """One line a problem: ``key: what is wrong (file:line)``; the place of a default is left out."""
     result = []
     for problem in problems:
         place = next((p for k in (problem.key, *problem.others) if (p := places.get(k)) is not None), None)
-        result.append(f"{problem.key}: {problem.text}" + (f" ({place})" if place else ""))
+        key = problem.key if not re.search(r"\s", problem.key) else repr(problem.key)
+        result.append(f"{key}: {problem.text}" + (f" ({place})" if place else ""))
     return result

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mdapo.config.problems import Problem
-from mdapo.config.schema import Config
+from mdapo.config.problems import Problem, either
+from mdapo.config.schema import MIN_TEMPERATURE, Config
 
+MOST_GROUPS = 10_000  # that a suggestion looks through: no optimizer step has more
 _URL = re.compile(r"https?://[^\s/]+/?")
 
 
@@ -43,20 +44,20 @@ def _lengths(config: Config) -> Iterator[Problem]:
         yield Problem(
             "model.max_context",
             f"{context} is less than data.max_prompt_len + rollout.max_response_len = {prompt} + {response} = "
-            f"{prompt + response}",
+            f"{prompt + response}; set model.max_context={prompt + response} or more, or shorten those",
             length_keys[:2],
         )
     elif config.actor.use_dynamic_bsz and config.actor.over_cap == "error" and cap < prompt + response:
         yield Problem(
             "actor.ppo_max_token_len",
             f"{cap} is less than the longest sample, {prompt} + {response} = {prompt + response} tokens; "
-            "raise it, or set actor.over_cap=alone",
+            f"set actor.ppo_max_token_len={prompt + response} or more, or actor.over_cap=alone",
             (*length_keys, "actor.over_cap", "actor.use_dynamic_bsz"),
         )
     if config.rollout.max_turn_len is not None and config.rollout.max_turn_len > response:
         yield Problem(
             "rollout.max_turn_len",
-            f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}",
+            f"{config.rollout.max_turn_len} is more than rollout.max_response_len={response}; set at most that",
             length_keys[1:2],
         )
     if config.actor.share_prefix is True and not config.actor.use_remove_padding:
@@ -65,7 +66,7 @@ def _lengths(config: Config) -> Iterator[Problem]:
     if buffer.enable and buffer.len > response:
         yield Problem(
             "reward.overlong_buffer_cfg.len",
-            f"{buffer.len} is more than rollout.max_response_len={response}",
+            f"{buffer.len} is more than rollout.max_response_len={response}; set at most that",
             length_keys[1:2],
         )
 
@@ -80,16 +81,23 @@ def _batch(config: Config) -> Iterator[Problem]:
         yield Problem(
             "data.gen_batch_size",
             f"{rounds} rounds (algorithm.filter_groups.max_num_gen_batches) of {asked} prompts never fill "
-            f"data.train_prompt_bsz={groups}",
+            f"data.train_prompt_bsz={groups}; set data.gen_batch_size={-(-groups // rounds)} or more",
             ("data.train_prompt_bsz", "algorithm.filter_groups.max_num_gen_batches", "algorithm.filter_groups.enable"),
         )
     mini = config.actor.ppo_mini_batch_size
     if mini is not None and groups % mini:
         yield Problem(
             "actor.ppo_mini_batch_size",
-            f"{mini} does not divide data.train_prompt_bsz={groups}",
+            f"{mini} does not divide data.train_prompt_bsz={groups}; "
+            f"set actor.ppo_mini_batch_size={_divisors(groups, mini)}",
             ("data.train_prompt_bsz",),
         )
+
+
+def _divisors(whole: int, near: int) -> str:
+    """The divisors of ``whole`` next to ``near``, below and above; of those that a batch can have."""
+    found = [d for d in range(1, min(whole, MOST_GROUPS) + 1) if whole % d == 0]
+    return either([*[d for d in found if d < near][-1:], *[d for d in found if d > near][:1]])
 
 
 def _rollout(config: Config) -> Iterator[Problem]:
@@ -107,6 +115,9 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",)
         )
+    if 0.0 < rollout.val.temperature < MIN_TEMPERATURE:
+        text = f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {rollout.val.temperature:g}"
+        yield Problem("rollout.val.temperature", text)
     if rollout.urls and rollout.engine_args:
         text = "are for servers that mdapo starts; with rollout.urls, give them to the servers (null takes them away)"
         yield Problem("rollout.engine_args", text, ("rollout.urls",))

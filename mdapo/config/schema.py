@@ -13,10 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFloat = Annotated[float, Field(gt=0.0)]
+MAX_NUMBER = 1e6  # more is a slip of the pen, and would end as infinity in the middle of a run
+PositiveFloat = Annotated[float, Field(gt=0.0, le=MAX_NUMBER)]
 MAX_WAIT_S = 86400.0  # a day is what ranks wait for rank 0; poll() and sockets overflow at some weeks
 Seconds = Annotated[float, Field(ge=0.001, le=MAX_WAIT_S)]  # below a millisecond poll() does not wait at all
-NonNegativeFloat = Annotated[float, Field(ge=0.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
+SignedFloat = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+LearningRate = Annotated[float, Field(ge=0.0, le=1.0)]
+MIN_TEMPERATURE = 0.01  # logits divided by less overflow, or leave one token
 AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -72,7 +76,7 @@ class Data(Section):
 
 class ValSampling(Section):
     n: Positive = 1
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0  # 0: greedy
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
 
@@ -84,7 +88,7 @@ class Rollout(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
     max_response_len: Positive = 512  # tokens after the prompt: the policy's and the environment's
     max_turn_len: Positive | None = None  # tokens of one assistant turn; default: what is left of max_response_len
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=100.0)] = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: NonNegative = 0
     val: ValSampling = ValSampling()
@@ -109,7 +113,7 @@ class RewardCfg(Section):
 
 
 class RewardPart(Plugin):
-    weight: float = 1.0
+    weight: SignedFloat = 1.0
 
 
 class FilterGroups(Section):
@@ -117,7 +121,7 @@ class FilterGroups(Section):
     metric: Literal["acc", "score", "seq_reward", "seq_final_reward"] = "acc"
     max_num_gen_batches: Positive = 10
     on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
-    tolerance: NonNegativeFloat = 1e-6  # relative: spread at or below it counts as none
+    tolerance: Fraction = 1e-6  # relative: spread at or below it counts as none
     carry_over: bool = True
     max_staleness: NonNegative = 1  # weight versions a carried group may be behind
 
@@ -143,8 +147,8 @@ class Algorithm(Section):
     loss_agg_mode: AggMode | None = None
     clip_ratio_low: PositiveFloat | None = None
     clip_ratio_high: PositiveFloat | None = None
-    clip_ratio_c: Annotated[float, Field(gt=1.0)] | None = None  # dual clip; None: off
-    entropy_coef: float = 0.0
+    clip_ratio_c: Annotated[float, Field(gt=1.0, le=MAX_NUMBER)] | None = None  # dual clip; None: off
+    entropy_coef: SignedFloat = 0.0
     mask_truncated: bool = False  # truncated episodes carry no loss
     gamma: Fraction = 1.0
     turn_credit: Fraction = 0.0  # share of a token's advantage that is its own turn's; the rest is the episode's
@@ -154,13 +158,13 @@ class Algorithm(Section):
 
 
 class Actor(Section):
-    lr: NonNegativeFloat = 1e-6
+    lr: LearningRate = 1e-6
     lr_warmup_steps: NonNegative = 0
     lr_decay: Literal["constant", "linear", "cosine"] = "constant"
-    min_lr: NonNegativeFloat = 0.0
+    min_lr: LearningRate = 0.0
     weight_decay: NonNegativeFloat = 0.1
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
-    eps: PositiveFloat = 1e-8
+    eps: Annotated[float, Field(ge=1e-20, le=1.0)] = 1e-8  # below, it is 0 in float32
     clip_grad: NonNegativeFloat = 1.0  # 0: off
     ppo_mini_batch_size: Positive | None = None  # groups of one optimizer step; default: train_prompt_bsz
     ppo_epochs: Positive = 1

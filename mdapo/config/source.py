@@ -7,6 +7,7 @@ refuses duplicate keys, tags, anchors and keys that are not names.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from typing import Any
 
 import yaml
 
+from mdapo.config.paths import why_no_file
 from mdapo.errors import UserError
 
 COMMAND_LINE = "command line"
+MAX_BASES = 50  # files one on top of the other
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
@@ -74,15 +77,44 @@ class Tree:
     places: dict[str, str] = field(default_factory=dict)
 
 
-def close(word: str, words: Collection[str]) -> str | None:
+def close(word: str, words: Collection[str], *, cutoff: float = 0.6) -> str | None:
     """The nearest of ``words``, if one is near."""
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)), None)
+    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), None)
 
 
-def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] = ()) -> Tree:
+def read_file(path: Path, *, sections: Collection[str]) -> Tree:
     """A file over its ``base`` files; ``sections`` are the keys that hold keys. ``UserError``: bad syntax."""
-    if path.resolve() in [p.resolve() for p in trail]:
-        raise UserError("base: a cycle: " + " -> ".join(str(p) for p in (*trail, path)))
+    return _Files(sections).read(path, ())
+
+
+class _Files:
+    """The files of one configuration: each is read once, however many name it as their base."""
+
+    def __init__(self, sections: Collection[str]) -> None:
+        self.sections = sections
+        self._read: dict[str, Tree | UserError] = {}
+
+    def read(self, path: Path, trail: tuple[Path, ...]) -> Tree:
+        if why := why_no_file(path):
+            raise UserError(f"{path}: {why}{_near_file(path) if why == 'no such file' else ''}")
+        if any(os.path.samefile(path, p) for p in trail):
+            raise UserError("base: a cycle: " + " -> ".join(str(p) for p in (*trail, path)))
+        if len(trail) >= MAX_BASES:
+            raise UserError(f"base: more than {MAX_BASES} files, one on top of the other, from {trail[0]} on")
+        name = os.path.join(os.path.realpath(path.parent), path.name)  # a link's own bases lie beside the link
+        if name not in self._read:
+            try:
+                self._read[name] = _over_bases(path, self, trail)
+            except UserError as error:
+                self._read[name] = error
+        found = self._read[name]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+
+def _over_bases(path: Path, files: _Files, trail: tuple[Path, ...]) -> Tree:
+    sections = files.sections
     own, places = _parse(_text(path), where=str(path))
     own = {} if own is None else own
     if not isinstance(own, dict):
@@ -95,11 +127,12 @@ def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] 
     merged, problems = Tree(), []
     for base in bases:
         file = path.parent / base
-        if not file.is_file():
-            problems.append(f"base: no such file: {file}{_near_file(file)} ({place})")
+        if why := why_no_file(file):
+            near = _near_file(file) if why == "no such file" else ""
+            problems.append(f"base: {why}: {file}{near} ({place})")
             continue
         try:
-            parent = read_file(file, sections=sections, trail=(*trail, path))
+            parent = files.read(file, (*trail, path))
         except UserError as error:
             problems += [p for p in error.problems if p not in problems]
             continue
@@ -113,8 +146,6 @@ def read_file(path: Path, *, sections: Collection[str], trail: tuple[Path, ...] 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file{_near_file(path)}") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -174,14 +205,13 @@ class _Reader:
         for key_node, value_node in node.value:
             name = key_node.value
             full = f"{path}.{name}" if path else str(name)
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str" or not name:
+            if (kind := _no_name(key_node)) is not None:
                 self.problems.append(
-                    f"{path or 'top level'}: a key must be a name, not {name!r} ({self.place(key_node)})"
+                    f"{path or 'top level'}: a key must be a name, not {kind} ({self.place(key_node)})"
                 )
             elif "." in name:
-                self.problems.append(
-                    f"{full}: no dots in a file's keys; write sections one inside the other ({self.place(key_node)})"
-                )
+                inside = name.replace(".", ": {") + ": ..." + "}" * name.count(".")
+                self.problems.append(f"{full}: no dots in a file's keys; write {inside} ({self.place(key_node)})")
             elif name in result:
                 self.problems.append(f"{full}: set twice, first in line {lines[name]} ({self.place(key_node)})")
             else:
@@ -192,6 +222,9 @@ class _Reader:
 
     def scalar(self, node: yaml.Node, path: str) -> Any:
         text, kind = node.value, node.tag.rsplit(":", 1)[-1]
+        if "\0" in text:  # no path and no text of ours can hold one
+            self.problems.append(f"{path}: a NUL character ({self.place(node)})")
+            return ""
         if kind == "null":
             return None
         if kind == "bool":
@@ -202,6 +235,19 @@ class _Reader:
         if kind == "int":
             return int(text, 16) if text.startswith("0x") else int(text.replace("_", ""))
         return float(text.replace("_", "")) if kind == "float" else text
+
+
+def _no_name(key: yaml.Node) -> str | None:
+    """What a key is that is no name; None for one that is."""
+    kind = key.tag.rsplit(":", 1)[-1]
+    if not isinstance(key, yaml.ScalarNode):
+        return "a list" if isinstance(key, yaml.SequenceNode) else "a mapping"
+    if kind == "str":
+        text = key.value
+        if not text:
+            return "an empty text"
+        return None if text.isprintable() and all(text.split(".")) else f"text {text!r}"
+    return "nothing (null)" if kind == "null" else key.value.lower() if kind == "bool" else f"the number {key.value}"
 
 
 def merge(into: Tree, over: Tree, *, sections: Collection[str]) -> None:

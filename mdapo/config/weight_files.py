@@ -8,45 +8,85 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mdapo.config.model_facts import ModelFacts
-from mdapo.config.problems import Problem
-from mdapo.errors import UserError
+from mdapo.config.problems import Problem, require_none
 
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors library accepts
+INDEX = "model.safetensors.index.json"
 NAMED = 3  # of the weights that a message lists
 
 
-def require_weights(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> None:
-    """Raises ``UserError`` with every reason why these weights cannot be used."""
-    if problems := weight_problems(folder, facts, key=key):
-        raise UserError([f"{problem.key}: {problem.text}" for problem in problems])
+def require_weights(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> dict[str, Path]:
+    """The file of every weight of the model. Raises ``UserError`` with every reason why they cannot be used."""
+    require_none(weight_problems(folder, facts, key=key))
+    found, _ = _find(Path(folder))
+    return {name: found[name].file for name in facts.weight_shapes()}
 
 
 def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> list[Problem]:
     """What is wrong with the ``*.safetensors`` of a folder: unreadable, cut short, or not the model's weights."""
-    found: dict[str, tuple[int, ...]] = {}
-    problems: list[Problem] = []
-    for file in sorted(Path(folder).glob("*.safetensors")):
-        try:
-            found |= _shapes(file)
-        except (OSError, ValueError, RecursionError) as error:
-            problems.append(Problem(key, f"{file}: {error}"))
+    found, problems = _find(Path(folder))
     if problems:
-        return problems
+        return [Problem(key, problem) for problem in problems]
+    if not found:
+        return [Problem(key, f"no weights in {folder}: it needs *.safetensors")]
     if facts.layers > len(found):  # before a list of so many layers is made
         text = f"config.json means {facts.layers} layers, but the files hold {len(found)} tensors in all"
         return [Problem(key, f"{folder}: {text}")]
     wanted = facts.weight_shapes()
     misshapen = [
-        f"{name} has shape {list(found[name])}, config.json means {list(shape)}"
+        f"{name} has shape {list(found[name].shape)}, config.json means {list(shape)}"
         for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        if name in found and found[name].shape != shape
     ]
+    needless = {"lm_head.weight"} if facts.tied else set()  # some folders store the tied head a second time
+    strange = [n for n in found if n not in wanted and n not in needless and not n.endswith(".rotary_emb.inv_freq")]
     reasons = [_some("tensors missing from *.safetensors", [name for name in wanted if name not in found])]
     reasons += [_some("weights that do not fit config.json", misshapen)]
+    reasons += [_some("weights that such a model does not have", strange)]
     return [Problem(key, f"{folder}: {reason}") for reason in reasons if reason]
+
+
+class _Stored(NamedTuple):
+    file: Path
+    shape: tuple[int, ...]
+
+
+def _find(folder: Path) -> tuple[dict[str, _Stored], list[str]]:
+    """Where each weight lies, and what is wrong. The index says so, if there is one; else each file has its own."""
+    found: dict[str, _Stored] = {}
+    problems: list[str] = []
+    index = folder / INDEX
+    try:
+        listed = _listed(index) if index.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, [f"{index}: {error}"]
+    for file in sorted(folder.glob("*.safetensors") if listed is None else {folder / f for f in listed.values()}):
+        try:
+            shapes = _shapes(file)
+        except FileNotFoundError:
+            problems.append(f"{file}: missing, named by the index")
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(f"{file}: {error}")
+        else:
+            own = shapes if listed is None else [name for name in shapes if listed.get(name) == file.name]
+            problems += [f"{file}: {name} is in {found[name].file.name} too" for name in own if name in found]
+            found |= {name: _Stored(file, shapes[name]) for name in own}
+    return found, problems
+
+
+def _listed(index: Path) -> dict[str, str]:
+    """Weight to file name, as an index has it."""
+    raw = json.loads(index.read_text(encoding="utf-8"))
+    listed = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(listed, dict) or not listed:
+        raise ValueError("no index of weights: it has no weight_map")
+    for name in listed.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ValueError(f"{name!r} must be a plain file name")
+    return listed
 
 
 def _some(what: str, names: list[str]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from mdapo.config.foreign import ELSEWHERE, VERL
 from mdapo.config.problems import Problem
 from mdapo.config.schema import Config
 from mdapo.config.source import close
 
+NEAR = 0.72  # of difflib: "lrr" is lr, "max_tokens" is not max_turns
 _KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -67,10 +69,22 @@ def problems_of(error: ValidationError) -> list[Problem]:
     """One problem a schema error, in the schema's order, without pydantic's own words."""
     result = []
     for item in error.errors(include_url=False):
-        key = ".".join(str(p) for p in item["loc"])
-        keys = _required_in(key) if item["type"] == "missing" else [key]
-        result += [Problem(k, _say(item)) for k in keys]
+        key = _dotted(item["loc"])
+        if item["type"] == "extra_forbidden":
+            result += _unknown([str(p) for p in item["loc"]], item["input"])
+        else:
+            keys = _required_in(key) if item["type"] == "missing" else [key]
+            result += [Problem(k, _say(item)) for k in keys]
     return result
+
+
+def spoilt_by(error: ValidationError) -> set[str]:
+    """The keys to take out so that the rest can be looked at."""
+    return {_dotted(item["loc"]) for item in error.errors(include_url=False)}
+
+
+def _dotted(loc: Iterable[int | str]) -> str:
+    return ".".join(str(p) for p in loc)
 
 
 def _required_in(key: str) -> list[str]:
@@ -80,8 +94,6 @@ def _required_in(key: str) -> list[str]:
 
 def _say(item: Mapping[str, Any]) -> str:
     kind, value, context = item["type"], item["input"], item.get("ctx", {})
-    if kind == "extra_forbidden":
-        return "unknown key" + _meant(item["loc"])
     if kind == "missing":
         return "must be set"
     if kind == "literal_error":
@@ -101,18 +113,54 @@ def _say(item: Mapping[str, Any]) -> str:
     return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {describe(value)}"
 
 
-def _meant(loc: Iterable[int | str]) -> str:
-    """The nearest key beside the unknown one; else the same name, or a near one, anywhere."""
-    parts = [str(p) for p in loc]
+def _unknown(parts: list[str], value: Any) -> list[Problem]:
+    """One problem for an unknown key; for a section that another trainer has, one for each key in it that has a name
+    here."""
+    if isinstance(value, dict) and close(parts[-1], _beside(parts), cutoff=NEAR) is None:
+        inner = [(keys, _meant(keys)) for keys in _leaves(value, parts)]
+        if known := [Problem(_dotted(keys), f"unknown key, did you mean {meant}?") for keys, meant in inner if meant]:
+            unknown = [Problem(_dotted(keys), "unknown key") for keys, meant in inner if not meant]
+            return [*known, *unknown]
+    meant = _meant(parts)
+    return [Problem(_dotted(parts), "unknown key" + (f", did you mean {meant}?" if meant else ""))]
+
+
+def _leaves(value: Any, parts: list[str]) -> Iterator[list[str]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, [*parts, name])
+    else:
+        yield parts
+
+
+def _beside(parts: list[str]) -> Collection[str]:
+    """The keys of the section that an unknown key stands in; none where the section is unknown too."""
     section: Any = Config
     for part in parts[:-1]:
         if not part.isdecimal():  # the number of an entry: the list has told its section already
-            section = section_of(section.model_fields[part].annotation)
-    assert section is not None, "an unknown key stands in a section"
-    near = close(parts[-1], section.model_fields)
-    if near is not None:
-        return f", did you mean {'.'.join([*parts[:-1], near])}?"
-    names = [key for key, _ in keys_of()]
-    same = [n for n in names if n.rsplit(".", 1)[-1] == parts[-1]]
-    near = (same or [close(".".join(parts), names)])[0]
-    return f", did you mean {near}?" if near else ""
+            field = section.model_fields.get(part)
+            section = section_of(field.annotation) if field is not None else None
+            if section is None:
+                return ()
+    return section.model_fields
+
+
+def _meant(parts: list[str]) -> str | None:
+    """What an unknown key was probably meant to be: what it is called elsewhere, the same name in another section, the
+    nearest name beside it, the nearest anywhere."""
+    last, names = parts[-1], [key for key, _ in keys_of()]
+    for start in range(len(parts) - 1):
+        tail = _dotted(parts[start:])
+        for theirs, ours in VERL.items():
+            if theirs == tail or theirs.endswith(f".{tail}"):
+                return ours
+    if last in ELSEWHERE:
+        return ELSEWHERE[last]
+    if same := [name for name in names if name.rpartition(".")[2] == last]:
+        return close(_dotted(parts), same, cutoff=0.0)
+    if near := close(last, _beside(parts), cutoff=NEAR):
+        return _dotted([*parts[:-1], near])
+    theirs = {name.rpartition(".")[2]: ours for name, ours in VERL.items()} | ELSEWHERE
+    ours = {name.rpartition(".")[2]: name for name in reversed(names)}
+    known = theirs | ours
+    return known.get(close(last, known, cutoff=NEAR) or "")

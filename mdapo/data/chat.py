@@ -22,6 +22,7 @@ from typing import Any
 import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mdapo.config.paths import why_no_folder
 from mdapo.errors import UserError
 from mdapo.types import Message
 
@@ -95,8 +96,8 @@ class ChatFormat:
         Raises ``UserError``: no such folder or file, no template, or one that cannot hold a conversation.
         """
         folder = Path(path)
-        if not folder.is_dir():
-            raise UserError(f"model.path: no such folder: {path}")
+        if why := why_no_folder(folder):
+            raise UserError(f"model.path: {why}: {path}")
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:

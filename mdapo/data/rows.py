@@ -17,6 +17,7 @@ from typing import Any, get_args
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mdapo.config.paths import why_no_file
 from mdapo.types import Message, Prompt, Role
 
 MAX_LINE = 16 << 20  # bytes of one jsonl line
@@ -56,12 +57,14 @@ def read_rows(file: Path, problems: Problems) -> Iterator[tuple[int, Row]]:
     if file.suffix not in (".jsonl", ".parquet"):
         problems.add(f"{file}: not a .jsonl or .parquet file")
         return
+    if why := why_no_file(file):
+        problems.add(f"{file}: {why}")
+        return
     reader = _read_parquet if file.suffix == ".parquet" else _read_jsonl
     try:
         yield from reader(file, problems)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        what = "no such file" if isinstance(error, FileNotFoundError) else str(error).split("\n")[0]
-        problems.add(f"{file}: {what}")
+        problems.add(f"{file}: " + str(error).split("\n")[0])
 
 
 def _read_jsonl(file: Path, problems: Problems) -> Iterator[tuple[int, Row]]:

@@ -23,7 +23,12 @@ class Observation:
 
 
 class Environment(Protocol):
-    """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``."""
+    """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``.
+
+    Its calls come one after the other, but not in the process's main thread, and after a slow one (seconds) not always
+    in the same thread. One that has not returned by ``rollout.episode_timeout_s`` is left behind; its episode is
+    ``aborted``.
+    """
 
     def opening(self) -> tuple[Message, ...]:
         """All messages before the first assistant turn (system, first user message). It is called once, before any

@@ -6,12 +6,14 @@ call of ``sys.exit``, is a bug of the plug-in: one ``UserError`` with its name.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
 
 from mdapo import plugins
 from mdapo.config.schema import Plugin
 from mdapo.environments import BUILTIN
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, EnvironmentFactory, Observation
 from mdapo.errors import UserError
 from mdapo.types import EndReason, Message, Prompt, Role
@@ -31,15 +33,27 @@ def load_environment(cfg: Plugin) -> Callable[..., Environment]:
     return make
 
 
-def opening_of(factory: EnvironmentFactory, name: str, prompt: Prompt, *, seed: int) -> tuple[Message, ...]:
-    """What stands before the first turn to this row. ``UserError`` with environment and row when it refuses the row."""
-    try:
-        return factory(prompt, seed=seed).opening()
-    except UserError:
-        raise
-    except Exception as error:
-        what = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
-        raise UserError(f"environment.name={name}: refuses {prompt.uid}: {what}") from error
+async def openings_of(
+    factory: EnvironmentFactory, name: str, prompts: Sequence[Prompt], *, seed: int, calls: Aside, timeout_s: float
+) -> list[tuple[Message, ...]]:
+    """What stands before the first turn to each row. ``UserError`` with environment and row when it refuses the row or
+    has not answered after ``timeout_s`` (``rollout.episode_timeout_s``)."""
+    openings = []
+    for prompt in prompts:
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                openings.append(await calls.call(lambda prompt=prompt: factory(prompt, seed=seed).opening()))
+                await asyncio.sleep(0)  # where a signal can end it
+        except UserError:
+            raise
+        except Exception as error:
+            if deadline.expired():
+                limit = f"{timeout_s:g} s (rollout.episode_timeout_s)"
+                raise UserError(f"environment.name={name}: {prompt.uid}: no opening after {limit}") from error
+            what = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
+            raise UserError(f"environment.name={name}: refuses {prompt.uid}: {what}") from error
+    return openings
 
 
 class _Checked:

@@ -61,7 +61,8 @@ class Actor:
         ``trainable=False`` makes a reference model: no gradients, no optimizer.
         """
         self.cfg, self.layout = cfg, layout
-        self.hf = require_facts(model_path or cfg.model.path)
+        path = model_path or cfg.model.path
+        self.hf = require_facts(path, key=self._key(path))
         with megatron_context():
             self.config = transformer_config(cfg, self.hf, layout)
             chunks: list[Any] = list(build_chunks(cfg, self.hf, self.config, layout))
@@ -85,13 +86,17 @@ class Actor:
             no_sync = [chunk.no_sync for chunk in self.chunks]
             self.config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
 
+    def _key(self, path: str) -> str:
+        """The key that names a model folder."""
+        return "model.path" if path == self.cfg.model.path else "model.ref_path"
+
     def load_hf(self, path: str) -> None:
         """Fill the weights from a Hugging Face folder, and the optimizer's fp32 masters with them.
 
         Raises:
             UserError: missing files or tensors, wrong shapes.
         """
-        folder = hf_mapping.HfFolder(path, self.hf)
+        folder = hf_mapping.HfFolder(path, self.hf, key=self._key(path))
         hf_mapping.load(self.chunks, folder, tp=self.layout.tp, tp_rank=self.layout.tp_rank)
         if self.optimizer is not None:
             with megatron_context():

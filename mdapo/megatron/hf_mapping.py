@@ -6,7 +6,6 @@ Hugging Face tensors (``linear_qkv``: q, k, v; ``linear_fc1``: gate, up), and is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mdapo.config.model_facts import ModelFacts
+from mdapo.config.weight_files import require_weights
 from mdapo.errors import UserError
 
 Kind = Literal["vocab", "replicated", "qkv", "rows", "columns", "gate_up"]
@@ -126,53 +126,21 @@ def local_parameters(chunks: Sequence[torch.nn.Module]) -> dict[tuple[str, int |
 class HfFolder:
     """The safetensors of a model folder, read one tensor at a time."""
 
-    def __init__(self, folder: str | Path, hf: ModelFacts) -> None:
-        self.folder, self.hf, self.shapes = Path(folder), hf, hf.weight_shapes()
-        self.file_of = self._find()
-        self._open: dict[str, Any] = {}
-        wanted = {name for slot in slots(hf) for name in slot.hf_names}
-        if missing := sorted(wanted - self.file_of.keys()):
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise UserError(f"{folder}: tensors missing from *.safetensors: {', '.join(missing[:3])}{more}")
-
-    def _find(self) -> dict[str, str]:
-        """Tensor name to file name, from the index or from the single file."""
-        index = self.folder / "model.safetensors.index.json"
-        single = self.folder / "model.safetensors"
-        try:
-            if index.exists():
-                files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            elif single.exists():
-                with safe_open(single, "pt") as file:
-                    files = dict.fromkeys(file.keys(), single.name)
-            else:
-                raise UserError(f"{self.folder}: neither model.safetensors nor model.safetensors.index.json found")
-        except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.folder}: the list of weights cannot be read: {error!r}") from error
-        names = sorted(set(files.values()))
-        problems = [f"{index}: {name!r} must be a plain file name" for name in names if Path(name).name != name]
-        problems += [f"{self.folder / name}: missing, named by the index" for name in names
-                     if not problems and not (self.folder / name).is_file()]  # fmt: skip
-        if problems:
-            raise UserError(problems)
-        return files
+    def __init__(self, folder: str | Path, hf: ModelFacts, *, key: str = "model.path") -> None:
+        """``UserError``: the weights are not those that ``config.json`` speaks of; ``key`` named the folder."""
+        self.hf, self._key = hf, key
+        self._file_of = require_weights(folder, hf, key=key)
+        self._open: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
-        """One full tensor.
-
-        Raises:
-            UserError: unreadable file, or a shape that contradicts ``config.json``.
-        """
-        path = self.folder / self.file_of[name]
+        """One full tensor. ``UserError``: its file cannot be read."""
+        path = self._file_of[name]
         try:
-            if path.name not in self._open:
-                self._open[path.name] = safe_open(path, "pt")
-            tensor = self._open[path.name].get_tensor(name)
+            if path not in self._open:
+                self._open[path] = safe_open(path, "pt")
+            return self._open[path].get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: {name} cannot be read: {error}") from error
-        if tuple(tensor.shape) != self.shapes[name]:
-            raise UserError(f"{path}: {name} has shape {tuple(tensor.shape)}, config.json means {self.shapes[name]}")
-        return tensor
+            raise UserError(f"{self._key}: {path}: {name} cannot be read: {error}") from error
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from mdapo.rewards import BUILTIN
 from mdapo.types import EndReason, Message, Prompt, Score
 
 Style = Literal["ours", "verl", "trl"]
+MAX_REWARD = 1e6  # in size: sums of more lose the small differences that teach, and end as infinity in float32
+MAX_PART = 1e30  # of what is only logged
 _ACCURACY = ("acc", "success")  # names of the raw outcome in a mapping
 
 
@@ -47,7 +49,7 @@ class RewardFunction:
     def __call__(self, messages: Sequence[Message], prompt: Prompt, end: EndReason, *, opening: int) -> Verdict:
         """``opening``: how many messages stood before the policy's first turn.
 
-        Raises ``BadReward`` when the function raises or returns no finite number.
+        Raises ``BadReward`` when the function raises or returns no finite number of at most ``MAX_REWARD`` in size.
         """
         try:
             result = self._call(messages, prompt, end, opening)
@@ -137,15 +139,19 @@ def read_verdict(result: Any) -> Verdict:
     return Verdict(_number(result))
 
 
-def _number(value: Any) -> float:
+def _number(value: Any, *, limit: float = MAX_REWARD) -> float:
     if isinstance(value, str | bytes) or value is None:
         raise BadReward(f"returned {'None' if value is None else type(value).__name__}")
     try:
         number = float(value)  # also numpy and torch scalars
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+    except OverflowError as error:
+        raise BadReward(f"returned a number beyond {limit:g}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BadReward(f"returned {type(value).__name__}") from error
     if not math.isfinite(number):
         raise BadReward("returned NaN" if math.isnan(number) else "returned infinity")
+    if abs(number) > limit:
+        raise BadReward(f"returned a number beyond {limit:g}")
     return number
 
 
@@ -154,7 +160,7 @@ def _numbers(parts: Mapping[Any, Any]) -> dict[str, float]:
     numbers = {}
     for name, value in parts.items():
         try:
-            numbers[str(name)] = _number(value)
+            numbers[str(name)] = _number(value, limit=MAX_PART)
         except BadReward:
             continue
     return numbers

@@ -213,7 +213,7 @@ NO_APOLOGY = _any(
 ACKNOWLEDGED = _any(
     r"\b(?:hear|read|learn|know|see) (?:that|about|of|this|your|you)\b",
     r"\b(?:about|for|with) (?:that|this|the|your|our|any|all|what|such)\b",
-    r"\bsorry (?:that|you|your|the|this|it|to)\b",
+    r"\b(?:sorry|apologi[sz]e) (?:that|you|your|the|this|it|to|we|i)\b",
     r"\b(?:inconvenience|trouble|frustrat\w+|problem|issue|mistake|error|delay|experience|mix-?up|upset|disappoint\w+)\b",
 )
 
@@ -312,6 +312,7 @@ NO_OFFER_BEFORE = _any(
     r"\blast (?:year|month|week|time|summer|winter)\b",
     rf"\b(?:give|send|offer|grant|pay|show|promise) {_OTHERS} ",
     r"\byou (?:\w+ )?(?:buy|purchase|pay for)\b",
+    r"\b(?:expired|invalid|fake|worthless|useless|zero|0 ?%) (?:\w+ )?$",
     rf"\b(?:{_STOPPED}|den(?:y|ied)|declined?|rejected?|refused?|cancel(?:led)?|out of|charge you for)"
     r" (?:(?:your|the|that|this|any|our|all|a|an) )*(?:\w+ )?$",
 )
@@ -324,6 +325,7 @@ NO_OFFER_AFTER = _any(
     r"\b(?:if|once|when|after) you (?:first )?(?:pay|buy|purchase)\b",
     r"\b(?:for|at) (?:its|the|your own) (?:full )?(?:price|cost|expense)[.?!]*$",
     r"\bworth (?:nothing|zero)\b|\bof no (?:value|worth|use)\b|\bworthless\b",
+    r"^ you nothing\b|\b(?:is|of|for) (?:zero|nothing|0 ?%)(?! cost)|\bmaybe never\b",
 )
 # Anywhere in a turn: takes back what it offered.
 RETRACTION = _any(
@@ -346,6 +348,8 @@ INVITATION = _any(
     rf"\b(?:is|would|will|was|are) (?:that|this|it|you)(?: be)? (?:\w+ )?{_GOOD}\b",
     r"\b(?:does|do|would|will|might|could) (?:that|this|it|these)(?: \w+)? (?:work|sound|suit|help|seem|solve|be)\b",
     r"\bhow (?:does|would|is) (?:that|this|it)\b",
+    r"\bis (?:that|this|it) what you(?:'d| would)? (?:like|want|prefer|need)\b",
+    r"\bwh(?:en|at (?:time|day)) (?:would|will|does|could) (?:\w+ )?(?:suit|work for|be good for) you\b",
     r"\bwhat (?:do|would) you (?:think|say)(?: (?:about|of|to) (?:it|that|this))?\W*$",
     r"\b(?:sounds?|works?|okay|ok|alright|fine|good) (?:good |ok |okay )?(?:to|for|with|by) you\b",
     r"\bwould you (?:\w+ )?(?:like|prefer|accept|want)\b",

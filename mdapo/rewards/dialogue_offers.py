@@ -14,6 +14,9 @@ _CLAUSE = re.compile(r"[,;:]| but | however | although | though | so | and (?=we
 _DENIED = re.compile(r" (?:(?:is|are|will|can|would|was)(?: be)?(?:n't| not\b)|won't|cannot)")
 
 
+MANY_REMEDIES = 3  # in one turn are a list, however they are joined
+
+
 class _Found(NamedTuple):
     """Words that offer a remedy: the sentence's number and their place in it."""
 
@@ -30,12 +33,16 @@ def offers(sentence: str, remedy: str, *, right: bool) -> bool:
 def listed(said: Sequence[str], right: str) -> frozenset[str]:
     """Remedies that sentences offer side by side, in clear words or vague ones; empty for one remedy.
 
-    One that only goes along with another of them does not count, unless it is the ``right`` one: both are on offer.
+    Two stand side by side when something separates them ("a or b"); of ``MANY_REMEDIES`` in a row no more is asked ("a
+    new one by express with a coupon at a lower price"). One that only goes along with another of them does not count,
+    unless it is the ``right`` one: both are on offer.
     """
     found = _find(said)
     along = {other for remedy in found for other in lexicon.ACCOMPANIES.get(remedy, ())} - {right}
-    apart = [pair for pair in combinations(sorted(found.keys() - along), 2) if _beside(said, found, *pair)]
-    return frozenset(remedy for pair in apart for remedy in pair)
+    counted = {remedy: found[remedy] for remedy in sorted(found.keys() - along)}
+    apart = {remedy for pair in combinations(counted, 2) if _beside(said, found, *pair) for remedy in pair}
+    row = _in_words_of_their_own(counted)
+    return frozenset(apart | row if len(row) >= MANY_REMEDIES else apart)
 
 
 def retracts(said: Sequence[str]) -> bool:
@@ -107,6 +114,18 @@ def _find(said: Sequence[str]) -> dict[str, list[_Found]]:
             for span in _offered(sentence, remedy, vague=True):
                 found.setdefault(remedy, []).append(_Found(at, *span))
     return found
+
+
+def _in_words_of_their_own(found: dict[str, list[_Found]]) -> set[str]:
+    """Remedies of which no two are the same words read twice ("send a new part")."""
+    places = sorted(((place, remedy) for remedy in found for place in found[remedy]), key=lambda p: p[0][::2])
+    chosen: set[str] = set()
+    last = _Found(-1, 0, 0)
+    for place, remedy in places:
+        if remedy not in chosen and (place.sentence > last.sentence or place.start >= last.end):
+            chosen.add(remedy)
+            last = place
+    return chosen
 
 
 def _beside(said: Sequence[str], found: dict[str, list[_Found]], one: str, other: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mdapo.rewards import dialogue_lexicon as lexicon
-from mdapo.rewards.dialogue_offers import listed, names, negated, offers, proposes, retracts, tries
+from mdapo.rewards.dialogue_offers import MANY_REMEDIES, listed, names, negated, offers, proposes, retracts, tries
 
 ECHO_RUN = 12  # words in a row taken from what others said
 ECHO_SHARE = 0.6  # of a turn's words inside copied runs of ECHO_GRAM words
@@ -20,7 +20,6 @@ ECHO_WHOLE = 4  # a turn of so many words that stands in a customer's message as
 REPEAT_SHARE = 0.65  # of a turn's word triples that an earlier turn of the agent has too
 MAX_SENTENCES = 3
 MANY_DETAILS = 3  # asked for in one turn
-MANY_REMEDIES = 3  # named in one turn
 MIN_FUNCTION_WORDS = 0.25
 MAX_DIGRESSION = 0.5
 

@@ -28,7 +28,8 @@ class RewardRunner:
     the first part's value cut to [0, 1].
     With ``reward.workers`` the parts run in processes that are killed at ``reward.timeout_s`` a part and replaced;
     without, in this process, which is for mdapo's own rewards only.
-    A part that raises, hangs, dies or returns no finite number makes the score invalid; ``errors`` counts why.
+    A part that raises, hangs, dies or returns no number, or one beyond 1e6 in size, makes the score invalid;
+    ``errors`` counts why.
     """
 
     def __init__(self, cfg: RewardCfg, *, default: str | None = None, every_turn: bool = False) -> None:

@@ -71,7 +71,7 @@ def _answer(function: RewardFunction, **episode: Any) -> dict[str, Any]:
 
 
 def _say(answers: BinaryIO, answer: dict[str, Any]) -> None:
-    answers.write(json.dumps(answer).encode() + b"\n")
+    answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
     answers.flush()
 
 

@@ -17,14 +17,16 @@ import numpy as np
 
 from mdapo.algorithms.filters import INVALID, keep, outcomes
 from mdapo.config.schema import Config
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import EnvironmentFactory
-from mdapo.errors import NothingLearnableError
+from mdapo.errors import NothingLearnableError, UserError
 from mdapo.rollout.engine import Engine, SamplingParams
 from mdapo.rollout.episode import Chat, Limits, run_episode
 from mdapo.rollout.seeds import seed_of
 from mdapo.types import Episode, Group, Prompt, Score
 
 STALE, SURPLUS = "stale", "surplus"
+FAILURES_TOLD = 3
 
 
 class Rewards(Protocol):
@@ -79,8 +81,8 @@ class DynamicBatch:
     """Collects one step's groups after the other, from the parts it is given.
 
     ``environment(prompt, seed=...)`` makes the counterpart of one episode (its configured arguments are bound already);
-    the n episodes of a group meet the same one, with samplings of their own. ``notify`` gets a line a round,
-    ``progress`` a few words at each finished episode.
+    the n episodes of a group meet the same one, with samplings of their own; it runs in ``calls``. ``notify`` gets a
+    line a round, ``progress`` a few words at each finished episode.
     """
 
     def __init__(
@@ -92,15 +94,17 @@ class DynamicBatch:
         stream: Stream,
         config: Config,
         *,
+        calls: Aside | None = None,
         notify: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.engine, self.chat, self.environment, self.rewards = engine, chat, environment, rewards
         self.stream, self.config, self.notify, self.progress = stream, config, notify, progress
-        self.limits = Limits.of(config)
+        self.limits, self.calls = Limits.of(config), calls or Aside()
         self._kept: list[Group] = []  # accepted and not trained yet, oldest first
         self._dispatched = 0  # groups begun since the run began: part of every seed
         self._retried: set[str] = set()  # uids that came to nothing once
+        self.failures: list[str] = []  # of this step or evaluation, why conversations ended with ``error``
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -109,9 +113,10 @@ class DynamicBatch:
 
         Never endless: at most ``max_num_gen_batches`` rounds, then as ``on_limit`` says (``skip`` keeps the groups in
         hand for the next step). Raises ``NothingLearnableError`` with ``stop``, ``UserError`` when too many rewards
-        failed. Groups kept so far survive both, and cancellation: they open the next step.
+        failed or every conversation did. Groups kept so far survive both, and cancellation: they open the next step.
         """
         cfg, target = self.config.algorithm.filter_groups, self.config.data.train_prompt_bsz
+        self.failures.clear()
         await self.engine.abort()  # nothing of an earlier phase runs on or lends its cache: a resumed step is bit-equal
         ledger = _Ledger(carried_in=len(self._kept))
         self._drop_stale(version, ledger)
@@ -124,6 +129,9 @@ class DynamicBatch:
                 self._judge(group, ledger)
             if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
                 self.notify(self._summary(len(prompts), ledger))
+        if ledger.episodes and all(episode.end == "error" for episode in ledger.episodes):
+            count = len(ledger.episodes)
+            raise UserError([f"all {count} conversations of this step failed:", *(f"  {w}" for w in self.told())])
         failures = self.rewards.end_step()
         if failures:
             self.notify(f"rewards that failed: {_reasons(failures)}")
@@ -132,6 +140,7 @@ class DynamicBatch:
     async def evaluate(self, prompts: Sequence[Prompt]) -> list[Episode]:
         """``rollout.val.n`` scored episodes of each prompt, with its sampling; the same seeds at every call."""
         val = self.config.rollout.val
+        self.failures.clear()
         await self.engine.abort()
         sampling = SamplingParams(1, temperature=val.temperature, top_p=val.top_p)
         names = [f"val/{p.uid}" for p in prompts]
@@ -141,6 +150,11 @@ class DynamicBatch:
     def trained(self, collected: Collected) -> None:
         """The step that trained on these groups is done: the prompt cursor moves past them."""
         self.stream.commit(group.prompt.uid for group in collected.groups)
+
+    def told(self) -> list[str]:
+        """The first ``FAILURES_TOLD`` of ``failures``, and how many more."""
+        more = len(self.failures) - FAILURES_TOLD
+        return [*self.failures[:FAILURES_TOLD], *([f"... and {more} more"] if more > 0 else [])]
 
     # ---- rounds --------------------------------------------------------------------------------------------------
 
@@ -199,6 +213,8 @@ class DynamicBatch:
             session=f"{name}/{index}",
             group=name,
             seed=seed_of(seed, "sampling", name, index),
+            calls=self.calls,
+            failed=self.failures.append,
         )
         return replace(episode, score=await self.rewards.score(episode))
 

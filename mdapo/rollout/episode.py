@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from mdapo.config.schema import Config
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, Observation
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
@@ -84,15 +85,18 @@ async def run_episode(
     session: str,
     group: str,
     seed: int,
+    calls: Aside,
+    failed: Callable[[str], object] = lambda _: None,
 ) -> Episode:
     """Talk until the environment ends it or a limit is met; the episode is not scored yet.
 
     ``make_env`` makes this episode's own environment. ``sampling`` gives temperature and cuts; its token count and stop
-    ids are set here for each turn. ``session`` is unique among live episodes. An environment or engine that fails ends
-    the episode with ``error``, the deadline with ``aborted``; neither raises. ``UserError`` when the chat template
-    refuses the conversation or the environment breaks its contract.
+    ids are set here for each turn. ``session`` is unique among live episodes. ``calls`` is where the environment runs:
+    one that hangs is left to itself. An environment or engine that fails ends the episode with ``error`` (``failed``
+    hears why), the deadline with ``aborted``; neither raises. ``UserError`` when the chat template refuses the
+    conversation or the environment breaks its contract.
     """
-    talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed)
+    talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed, calls)
     try:
         async with asyncio.timeout(limits.timeout_s):
             end = await talk.run()
@@ -102,6 +106,7 @@ async def run_episode(
         end = "aborted"
     except (EngineError, EnvironmentFailed) as error:
         log.warning("%s: %s", session, error)
+        failed(f"{session}: {error}")
         end = "error"
     except asyncio.CancelledError:
         await engine.abort(session)
@@ -131,9 +136,10 @@ class _Talk:
         session: str,
         group: str,
         seed: int,
+        calls: Aside,
     ) -> None:
         self.engine, self.make_env, self.chat, self.limits = engine, make_env, chat, limits
-        self.sampling, self.session, self.group, self.seed = sampling, session, group, seed
+        self.sampling, self.session, self.group, self.seed, self.calls = sampling, session, group, seed, calls
         self.messages: list[Message] = []
         self.prompt_ids: list[int] = []
         self.ids: list[int] = []
@@ -152,13 +158,17 @@ class _Talk:
         return "context_limit" if context < self.limits.max_response_len else "token_limit"
 
     async def run(self) -> EndReason:
-        try:
+        def begin() -> tuple[Environment, tuple[Message, ...]]:
             env = self.make_env()
-            self.messages = list(env.opening())
+            return env, env.opening()
+
+        try:
+            env, opening = await self.calls.call(begin)
         except UserError:
             raise
         except Exception as error:
             raise EnvironmentFailed(f"the environment's opening failed: {error!r}") from error
+        self.messages = list(opening)
         self.prompt_ids = self.chat.prompt_ids(self.messages)
         self.ids = list(self.prompt_ids)
         for turn in range(self.limits.max_turns):
@@ -169,7 +179,7 @@ class _Talk:
                 return "aborted"
             if completion.finish == "length" and self.budget <= 0:
                 return self.limit_met
-            observation = self._listen(env)
+            observation = await self._listen(env)
             if observation.end is not None:
                 return observation.end
             if turn + 1 == self.limits.max_turns:
@@ -200,9 +210,10 @@ class _Talk:
         self.messages.append(Message("assistant", self.chat.decode(completion.ids)))
         return completion
 
-    def _listen(self, env: Environment) -> Observation:
+    async def _listen(self, env: Environment) -> Observation:
         try:
-            observation = env.observe(tuple(self.messages))
+            said = tuple(self.messages)
+            observation = await self.calls.call(lambda: env.observe(said))
         except UserError:
             raise
         except Exception as error:

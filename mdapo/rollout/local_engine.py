@@ -73,10 +73,9 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._broken = ""  # why no request can be answered
         facts = require_facts(folder)
-        require_weights(folder, facts)
         self.model = LocalModel(
             facts,
-            read_weights(folder),
+            read_weights(require_weights(folder, facts)),
             dtype=getattr(torch, dtype),
             device=torch.device(device),
             slots=max_running,

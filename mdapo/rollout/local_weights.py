@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -12,17 +12,12 @@ from mdapo.config.model_facts import ModelFacts
 from mdapo.errors import UserError
 
 
-def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Stream the weights of all safetensors files of a folder. ``UserError`` when there are none, or one is damaged."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(
-            f"{folder}: no *.safetensors; save the model with save_pretrained(..., safe_serialization=True)"
-        )
-    for file in files:
+def read_weights(files: Mapping[str, Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Stream the weights from the files that hold them, file by file. ``UserError``: a damaged file."""
+    for file in sorted(set(files.values())):
         try:
             with safe_open(file, framework="pt") as weights:
-                for name in weights.keys():  # noqa: SIM118 - not a mapping
+                for name in sorted(name for name in files if files[name] == file):
                     yield name, weights.get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{file}: cannot be read: {error}") from error

@@ -16,7 +16,7 @@ from mdapo.tracking.metrics import Metrics
 # What a step line shows: label, metric. What a step does not have is left out.
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("eval_success", "eval/success"),
-    ("success", "reward/success"),
+    ("outcome", "reward/outcome"),
     ("reward", "reward/mean"),
     ("loss", "actor/loss"),
     ("grad_norm", "actor/grad_norm"),
@@ -91,7 +91,8 @@ class Console:
 
 def step_pairs(metrics: Metrics) -> list[tuple[str, str]]:
     """Label and value as text, in the order of ``COLUMNS``."""
-    return [(label, number(metrics[name])) for label, name in COLUMNS if name in metrics]
+    units = {name: "s" for _, name in COLUMNS if name.startswith("time/")}
+    return [(label, number(metrics[name]) + units.get(name, "")) for label, name in COLUMNS if name in metrics]
 
 
 def number(value: float) -> str:

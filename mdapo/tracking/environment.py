@@ -55,10 +55,10 @@ def git_revision(folder: Path) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         command = ["git", "-C", str(folder), *arguments]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)
+        found = subprocess.run(command, capture_output=True, timeout=GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return found.stdout.decode("utf-8", "replace").strip()
 
 
 def _version(package: str) -> str | None:
@@ -70,7 +70,7 @@ def _version(package: str) -> str | None:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor()
     return next(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 Metrics = Mapping[str, float]
 
@@ -57,13 +58,13 @@ def summary(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def as_json(metrics: Metrics) -> dict[str, float | int | None]:
-    """The same numbers as strict JSON holds them: numpy and torch scalars become Python's, NaN and infinities None."""
+def as_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """As strict JSON holds it: numpy and torch scalars become Python's, NaN and infinities None, texts stay."""
     return {name: _plain(value) for name, value in metrics.items()}
 
 
-def _plain(value: float) -> float | int | None:
-    if isinstance(value, int):
+def _plain(value: Any) -> float | int | str | None:
+    if isinstance(value, int | str):
         return value
     number = float(value)
     return number if math.isfinite(number) else None

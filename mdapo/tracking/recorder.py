@@ -37,7 +37,7 @@ class Recorder:
         folder = self._run_dir / "episodes"
         folder.mkdir(parents=True, exist_ok=True)
         records = [describe(step, episode) for episode in episodes]
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
         replace_text(folder / f"{kind}_{step:06d}.jsonl", lines)
         replace_text(folder / f"{kind}_{step:06d}.txt", "\n".join(render(record) for record in records))
 

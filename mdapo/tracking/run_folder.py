@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from mdapo.errors import UserError
+from mdapo.errors import UserError, cannot_use
 
 LOCK = ".lock"
 CONFIG = "config.yaml"
@@ -50,9 +51,9 @@ class RunFolder:
     def claim(self) -> None:
         """Make it this run's: another run in it is moved aside, ``config.yaml`` and ``env.json`` are written.
 
-        Raises ``UserError`` when it cannot be written.
+        Raises ``UserError`` or ``StorageError`` when it cannot be written.
         """
-        with _usable(self.path):
+        with usable(self.path):
             if self._former is not None:
                 changed = differences(self._former, self._config)
                 other = [line for line in changed if line.split(":")[0] in IDENTITY]
@@ -63,7 +64,9 @@ class RunFolder:
             config = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
             _keep_and_write(self.path / CONFIG, config)
             if self._environment is not None:
-                _keep_and_write(self.path / ENVIRONMENT, json.dumps(self._environment, indent=1) + "\n")
+                _keep_and_write(
+                    self.path / ENVIRONMENT, json.dumps(self._environment, indent=1, allow_nan=False) + "\n"
+                )
 
     def _move_aside(self, why: str) -> None:
         aside = _free_name(self.path.parent, self.path.name, "")
@@ -90,9 +93,10 @@ def open_run_folder(
     The same run is resumed. Another run in the folder (another seed, model, data, environment or debug.mode; any, when
     ``fresh``) is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a
     changed ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
-    Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written.
+    Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written;
+    ``StorageError`` when the storage is full or read-only.
     """
-    with _usable(path):
+    with usable(path):
         path.mkdir(parents=True, exist_ok=True)
         if not (path / CONFIG).exists() and any(not f.name.startswith(".") and f.name != EVAL for f in path.iterdir()):
             raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
@@ -107,11 +111,25 @@ def open_run_folder(
 
 
 @contextmanager
-def _usable(path: Path) -> Generator[None]:
+def usable(path: Path) -> Generator[None]:
+    """The operating system's errors as ``UserError``, or ``StorageError`` where it is the storage that fails."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be used as run folder: {error.strerror or error}") from error
+        raise cannot_use(f"{path}: cannot be used as run folder", error) from error
+
+
+def open_eval_folder(run: Path) -> Path:
+    """Where ``mdapo eval`` writes, below a run's folder; found out now that it can, not after the evaluation.
+
+    Raises ``UserError`` or ``StorageError``.
+    """
+    folder = run / EVAL
+    with usable(run):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    return folder
 
 
 def differences(former: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,17 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, NonFiniteError, NothingLearnableError, StorageError, UserError
+from mdapo.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_STORAGE,
+    NonFiniteError,
+    NothingLearnableError,
+    StorageError,
+    UserError,
+    accept_any_text,
+    is_storage,
+)
 from mdapo.trainer.launch import EVAL_FLAG, die_with_parent, write_outcome
 from mdapo.trainer.quiet import silence_known_warnings
 from mdapo.trainer.signals import Interrupted
@@ -18,6 +28,7 @@ PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken
 def main(arguments: Sequence[str]) -> int:
     """Run one rank; exit codes as in the README. What people can mend is said in one message, without a traceback."""
     die_with_parent()
+    accept_any_text()
     silence_known_warnings()
     only_evaluate = arguments[0] == EVAL_FLAG
     config, *overrides = arguments[1:] if only_evaluate else arguments
@@ -37,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException as error:  # torch's CheckpointException is no Exception; nor is an exit that nobody asked for
         if any(text in str(error) for text in PEER_IS_GONE):
             return finish(EXIT_INTERRUPTED, f"mdapo: another rank has gone: {error}", lost_peer=True)
+        if isinstance(error, OSError) and is_storage(error):
+            return finish(EXIT_STORAGE, f"mdapo: the storage failed, the last checkpoint is as it was: {error}")
         report = f"{traceback.format_exc()}mdapo: internal error, please report it with the lines above"
         return finish(EXIT_INTERNAL, report)
 

@@ -52,7 +52,7 @@ def close_commit(folder: Path, *, keep: int) -> Path:
         for f, digest in zip(files, digests, strict=True)
     }
     manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(listing, indent=1))
+    manifest.write_text(json.dumps(listing, indent=1, allow_nan=False), encoding="utf-8")
     _sync(manifest)
     for directory in {folder, *(f.parent for f in files)}:
         _sync(directory)
@@ -85,7 +85,7 @@ def newest_commit(root: Path) -> Found:
 def verify(folder: Path) -> str | None:
     """What is wrong with a commit, or None. Nothing in it is unpickled before this says None."""
     try:
-        listing = json.loads((folder / MANIFEST).read_text())
+        listing = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"no readable manifest ({error})"
     missing = [name for name in listing if not (folder / name).is_file()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from mdapo.errors import UserError
+from mdapo.trainer.finish import in_order
 from mdapo.trainer.flow import Trainer
 
 if TYPE_CHECKING:
@@ -37,6 +38,6 @@ def table(found: dict[str, float], *, step: int, prompts: list[str]) -> Table:
     result = Table(title=f"after step {step}, on {', '.join(prompts)}")
     result.add_column("")
     result.add_column("mean", justify="right")
-    for name in sorted(found, key=lambda n: (n.count("/"), n)):
+    for name in in_order(found):
         result.add_row(name.removeprefix("eval/"), f"{found[name]:.3f}")
     return result

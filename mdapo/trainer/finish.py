@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from mdapo.errors import StorageError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from mdapo.megatron.actor import Actor
@@ -41,12 +46,17 @@ def finish(t: Trainer) -> int:
     return 0
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Of a table's rows: what people look for first."""
+    return sorted(names, key=lambda n: (n not in FIRST, n == FIRST[1], n.count("/"), n))
+
+
 def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
     """The table people came for."""
     table = Table(title="held-out prompts, before and after")
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
-    for name in sorted(before.keys() & after.keys(), key=lambda n: (n not in FIRST, n == FIRST[1], n.count("/"), n)):
+    for name in in_order(before.keys() & after.keys()):
         table.add_row(
             name.removeprefix("eval/"),
             f"{before[name]:.3f}",
@@ -59,13 +69,17 @@ def comparison(before: dict[str, float], after: dict[str, float]) -> Table:
 def export_hf(actor: Actor, source: Path, target: Path) -> None:
     """Write the model as a Hugging Face folder: safetensors streamed from the actor, everything else as in ``source``.
 
-    Collective; rank 0 writes, aside first, then by rename. A folder of an earlier export is replaced.
+    Collective; rank 0 writes, aside first, then by rename. A folder of an earlier export is replaced. ``StorageError``
+    when it cannot be written.
     """
     partial = target.with_name(f".{target.name}.partial")
     lead = actor.layout.rank == 0
     if lead:
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*WEIGHT_FILES))
+        try:
+            shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*WEIGHT_FILES))
+        except shutil.Error as error:  # a list of what went wrong, without its codes
+            raise StorageError(f"{partial}: the model could not be exported: {error.args[0][0][2]}") from error
     shard: dict[str, torch.Tensor] = {}
     files: dict[str, str] = {}
     size = total = 0
@@ -85,7 +99,10 @@ def export_hf(actor: Actor, source: Path, target: Path) -> None:
 
 def _write_shard(folder: Path, shard: dict[str, torch.Tensor], files: dict[str, str]) -> None:
     name = f"shard-{len(set(files.values())):05d}.safetensors"
-    save_file(shard, folder / name, metadata={"format": "pt"})
+    try:
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    except SafetensorError as error:  # how the library tells of a full disk
+        raise StorageError(f"{folder}: the model could not be exported: {error}") from error
     files |= dict.fromkeys(shard, name)
 
 
@@ -99,4 +116,4 @@ def _name_shards(folder: Path, files: dict[str, str], total: int) -> None:
     for old, new in names.items():
         (folder / old).rename(folder / new)
     index = {"metadata": {"total_size": total}, "weight_map": {k: names[v] for k, v in files.items()}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, allow_nan=False), encoding="utf-8")

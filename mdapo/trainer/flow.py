@@ -86,7 +86,7 @@ class Trainer:
         if self.loop is not None:
             self.work = read_work_model(self.config)
             self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
-            self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal)
+            self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal, stop=self.stop)
 
     def _claim_folder(self) -> None:
         assert self.journal is not None

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from mdapo.data.wire import save_groups_file
 from mdapo.tracking.console import Console
 from mdapo.tracking.environment import describe_environment
+from mdapo.tracking.metrics import as_json
 from mdapo.tracking.recorder import Recorder, replace_text
-from mdapo.tracking.run_folder import EVAL, open_run_folder
+from mdapo.tracking.run_folder import EVAL, open_eval_folder, open_run_folder
 from mdapo.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class EvalJournal(Journal):
         self.config, self.tracker = config, None
         self.console = Console(0)
         self.path = Path(config.run.dir) / config.run.name
-        self.recorder = Recorder(self.path / EVAL, episodes_per_step=0)
+        self.recorder = Recorder(open_eval_folder(self.path), episodes_per_step=0)
 
     def claim(self) -> None:
         pass  # it stays the run's
@@ -113,6 +114,6 @@ class EvalJournal(Journal):
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """A reader sees the old file or the new one."""
+    """A reader sees the old file or the new one. A number that is not finite is written as null, as in the metrics."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, json.dumps(value, indent=1) + "\n")
+    replace_text(path, json.dumps(as_json(value), indent=1, allow_nan=False) + "\n")

@@ -7,24 +7,30 @@ torchrun turns every exit code of a rank into 1, so each rank leaves its code an
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, UserError
+from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, StorageError, UserError
 
 EXITS = "exits.json"  # what torchrun saw: exit codes of the ranks that failed, negative for a signal
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
+FOLDER_PREFIX = "mdapo-launch-"
+LEFTOVER_S = 60.0  # younger ones may be about to be locked
 EVAL_FLAG = "--eval"
 GRACE_S = 300.0  # from the first signal until the ranks are killed: a large checkpoint takes a while
 
@@ -44,14 +50,14 @@ def write_outcome(code: int, message: str, *, lost_peer: bool = False) -> bool:
     if folder is None:
         return False
     outcome = {"code": code, "message": message, "time": time.time(), "lost_peer": lost_peer}
-    Path(folder, f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(outcome))
+    Path(folder, f"rank-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(outcome), encoding="utf-8")
     return True
 
 
 def write_exits(codes: Mapping[int, int]) -> None:
     """Leave the failed ranks' exit codes for the launcher, where there is one."""
     if OUTCOME_ENV in os.environ:
-        Path(os.environ[OUTCOME_ENV], EXITS).write_text(json.dumps(codes))
+        Path(os.environ[OUTCOME_ENV], EXITS).write_text(json.dumps(codes), encoding="utf-8")
 
 
 def free_port() -> int:
@@ -74,21 +80,69 @@ def check_port(text: str) -> int:
     return int(text)
 
 
+def check_threads(text: str) -> None:
+    """``UserError`` when ``OMP_NUM_THREADS`` is not what OpenMP takes: each library makes its own of it."""
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}(,0*[1-9][0-9]{0,3})*", text):
+        raise UserError(f"OMP_NUM_THREADS={text}: must be a whole number from 1 on; unset it for the default")
+
+
+@contextmanager
+def own_folder() -> Generator[str]:
+    """A temporary folder, gone afterwards; those that killed launchers of this user left behind go first.
+
+    Each is locked while its launcher lives: the lock goes with the process, whatever ends it. ``StorageError`` when
+    none can be made.
+    """
+    try:
+        clear_leftovers(Path(tempfile.gettempdir()))
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        raise StorageError(f"no temporary folder can be made (TMPDIR names another place): {error}") from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove launchers' folders in ``root`` that are this user's and that no process holds locked."""
+    for folder in root.glob(f"{FOLDER_PREFIX}*"):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone meanwhile, or not ours to look into
+        try:
+            status = os.fstat(lock)
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFTOVER_S:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # locked: its launcher lives; or a file system without locks, where nothing can be known
+        finally:
+            os.close(lock)
+
+
 def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Sequence[str] = ()) -> int:
     """Run ``nproc`` ranks on this machine to their end; return the exit code of the run (README, "Exit codes").
 
     ``flags`` go to ``mdapo.trainer`` before the configuration.
     """
+    check_threads(os.environ.get("OMP_NUM_THREADS", "1"))
     port = check_port(os.environ["MASTER_PORT"]) if "MASTER_PORT" in os.environ else free_port()
-    with tempfile.TemporaryDirectory(prefix="mdapo-") as outcomes:
+    with own_folder() as outcomes:
         command = [
             *(sys.executable, "-m", "mdapo.trainer.torchrun"),
             *(f"--nproc-per-node={nproc}", "--master-addr=127.0.0.1", f"--master-port={port}"),
-            *("-m", "mdapo.trainer", *flags, config_path, *overrides),
+            *(f"--log-dir={outcomes}", "-m", "mdapo.trainer", *flags, config_path, *overrides),
         ]
         # Ranks on one machine take turns (a waiting one lends its cores to the engine): idle threads must not spin.
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        environment = {**threads, **os.environ, OUTCOME_ENV: outcomes}
+        # Torch reads files of its own in the locale's encoding, which they are not in; what is shown stays in it.
+        encodings = {"PYTHONUTF8": "1", "PYTHONIOENCODING": f"{sys.stdout.encoding}:backslashreplace"}
+        environment = {**threads, **os.environ, **encodings, OUTCOME_ENV: outcomes}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         code = supervise(process)
         return report(code, Path(outcomes), ranks=nproc)
@@ -142,7 +196,9 @@ def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> No
 
 def report(torchrun_code: int, outcomes: Path, *, ranks: int) -> int:
     """The cause's exit code, its message on stderr. A run is done when each of its ``ranks`` says so."""
-    found = sorted((json.loads(f.read_text()) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"])
+    found = sorted(
+        (json.loads(f.read_text(encoding="utf-8")) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"]
+    )
     cause = next((o for o in found if o["code"] != 0 and not o["lost_peer"]), None)
     if cause is not None:
         print(cause["message"], file=sys.stderr)
@@ -170,7 +226,7 @@ def walked_out(torchrun_code: int, outcomes: Path, ranks: int) -> dict[int, int]
         return dict.fromkeys(silent, 0)
     if not (outcomes / EXITS).exists():  # torchrun itself was stopped: nobody saw how they left
         return {}
-    codes = json.loads((outcomes / EXITS).read_text())
+    codes = json.loads((outcomes / EXITS).read_text(encoding="utf-8"))
     exits = {rank: codes.get(str(rank), 0) for rank in silent}
     return {rank: code for rank, code in exits.items() if code >= 0 and code != EXIT_INTERRUPTED}
 

@@ -38,7 +38,7 @@ def make_record(
         record.metrics |= {**collected.stats, **group_metrics(collected.groups)}
         if "rollout/reward_mean" in collected.stats:  # over everything generated, before the filter
             record.metrics["reward/mean"] = collected.stats["rollout/reward_mean"]
-            record.metrics["reward/success"] = collected.stats["rollout/outcome_mean"]
+            record.metrics["reward/outcome"] = collected.stats["rollout/outcome_mean"]
     t.state.exhausted = t.agree({"exhausted": collected is not None and collected.exhausted})["exhausted"]
     return record
 

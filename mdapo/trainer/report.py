@@ -31,8 +31,9 @@ def parts() -> Rows:
     here = device.current()
     names = ("torch", "megatron-core", "transformers")
     versions = [f"mdapo {mdapo.__version__}", *(f"{name} {metadata.version(name)}" for name in names)]
+    count = torch.get_num_threads()
     memory = here.memory_bytes()["total"] / 2**30
-    threads = f", {torch.get_num_threads()} threads a rank" if here.kind == "cpu" else ""
+    threads = f", {count} thread{'s' * (count > 1)} a rank" if here.kind == "cpu" else ""
     return [
         ("versions", ", ".join(versions)),
         ("device", f"{here.torch_device}, {memory:.0f} GiB, collectives over {here.backend}{threads}"),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from mdapo.data.chat import ChatFormat
 from mdapo.data.prompts import PromptStream, drop_overlong, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
-from mdapo.environments.calling import load_environment, opening_of
+from mdapo.environments.aside import Aside
+from mdapo.environments.calling import load_environment, openings_of
 from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
@@ -43,26 +44,27 @@ class Rollout(Protocol):
     def close(self) -> None: ...
 
 
-def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal) -> Rollout:
-    """``debug.mode: train`` reads recorded groups; all else talks to an engine. ``UserError`` as their parts say."""
+def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal, stop: StopSignal) -> Rollout:
+    """``debug.mode: train`` reads recorded groups; all else talks to an engine. ``UserError`` as their parts say;
+    ``Interrupted`` when ``stop`` comes while the data is read."""
     if config.debug.mode == "train":
         return Replay(config)
-    return LiveRollout(config, loop=loop, journal=journal)
+    return LiveRollout(config, loop=loop, journal=journal, stop=stop)
 
 
 class LiveRollout:
     """An engine, a dynamic batch and the validation prompts."""
 
-    def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal) -> None:
-        self.config, self.loop, self.journal = config, loop, journal
+    def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal, stop: StopSignal) -> None:
+        self.config, self.loop, self.journal, self.calls = config, loop, journal, Aside()
         self._boundary: tuple[dict[str, Any], tuple[Group, ...]] | None = None  # while a step is under way
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
-        make = load_environment(config.environment)
-        train = self._prompts(config.data.train_files, "training", make)
-        self.val = self._prompts(config.data.val_files, "validation", make) if config.data.val_files else []
-        self.val = self.val[: config.data.val_limit or None]
+        make = self._run(self.calls.call(lambda: load_environment(config.environment)), stop)
+        train = self._prompts(config.data.train_files, "training", make, stop)
+        val = config.data.val_files
+        self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
         stream = PromptStream(train, seed=config.run.seed, shuffle=config.data.shuffle)
         self.rewards = RewardRunner(
             config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
@@ -74,16 +76,27 @@ class LiveRollout:
             max_context=config.model.max_context,
         )
         self.batch = DynamicBatch(
-            self.engine, self.chat, make, self.rewards, stream, config, notify=journal.say, progress=journal.doing
+            self.engine,
+            self.chat,
+            make,
+            self.rewards,
+            stream,
+            config,
+            calls=self.calls,
+            notify=journal.say,
+            progress=journal.doing,
         )
 
-    def _prompts(self, files: list[str], what: str, make: EnvironmentFactory) -> list[Prompt]:
-        data = self.config.data
+    def _prompts(self, files: list[str], what: str, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
+        data, name, timeout_s = self.config.data, self.config.environment.name, self.config.rollout.episode_timeout_s
+        prompts = load_prompts(files, data)
+        work = openings_of(make, name, prompts, seed=0, calls=self.calls, timeout_s=timeout_s)
+        openings = dict(zip((p.uid for p in prompts), self._run(work, stop), strict=True))
 
         def length(prompt: Prompt) -> int:
-            return len(self.chat.prompt_ids(opening_of(make, self.config.environment.name, prompt, seed=0)))
+            return len(self.chat.prompt_ids(openings[prompt.uid]))
 
-        kept, dropped = drop_overlong(load_prompts(files, data), length, data.max_prompt_len, data.overlong_prompts)
+        kept, dropped = drop_overlong(prompts, length, data.max_prompt_len, data.overlong_prompts)
         longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
         self.journal.say(f"{what} prompts: {len(kept)}{longer}")
         return kept
@@ -93,14 +106,14 @@ class LiveRollout:
         return self._run(self.batch.collect(version), stop)
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
-        """``eval/success``, ``eval/reward``, lengths and the reward's parts, over the validation prompts."""
+        """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, on validation prompts."""
         if not self.val:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)
         failures = self.rewards.end_evaluation()
         self.journal.note_evaluation(step, episodes)
-        found = evaluation(episodes, failures)
-        lost, why = unscored(episodes, failures)
+        found = evaluation(episodes, failures, broken=self.batch.told())
+        lost, why = unscored(episodes, failures, broken=self.batch.told())
         if lost:
             self.journal.say(
                 f"evaluation: {lost} of {len(episodes)} conversations could not be scored: {'; '.join(why)}"
@@ -127,6 +140,7 @@ class LiveRollout:
     def close(self) -> None:
         assert self.engine is not None
         self.rewards.close()
+        self.calls.close()
         self.loop.run(self.engine.close())
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
@@ -181,19 +195,18 @@ class Replay:
         pass
 
 
-def unscored(episodes: Sequence[Episode], failures: Counter[str]) -> tuple[int, list[str]]:
-    """How many conversations have no score, and why: the reward's failures, and those that broke off themselves."""
+def unscored(episodes: Sequence[Episode], failures: Counter[str], *, broken: Sequence[str]) -> tuple[int, list[str]]:
+    """How many conversations have no score, and why: the reward's failures, and ``broken``, those of environment and
+    engine."""
     lost = sum(episode.score is None or not episode.score.valid for episode in episodes)
-    broken = sum(episode.end == "error" for episode in episodes)
-    why = [f"{broken} x the environment or the engine failed (the warnings above say how)"] if broken else []
-    return lost, [*told(failures), *why]
+    return lost, [*told(failures), *broken]
 
 
-def evaluation(episodes: Sequence[Episode], failures: Counter[str]) -> dict[str, float]:
+def evaluation(episodes: Sequence[Episode], failures: Counter[str], *, broken: Sequence[str]) -> dict[str, float]:
     """Means over the episodes that could be scored. ``UserError`` with the reasons where there is none."""
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
     if not scores:
-        lost, why = unscored(episodes, failures)
+        lost, why = unscored(episodes, failures, broken=broken)
         raise UserError(
             [f"evaluation: not one of {lost} conversations could be scored:", *(f"  {line}" for line in why)]
         )

@@ -4,13 +4,15 @@ metrics offset. Random numbers need no state: every draw is a function of the se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mdapo.errors import StorageError, UserError
 from mdapo.megatron import checkpoint
+from mdapo.tracking.metrics import as_json
 from mdapo.trainer.commit import close_commit, newest_commit, open_commit
 
 if TYPE_CHECKING:
@@ -39,6 +41,20 @@ class TrainState:
     seconds: float = 0.0  # of earlier processes of this run
 
 
+def written(state: TrainState, *, seconds: float) -> dict[str, Any]:
+    """As strict JSON: of a step that was left out, the loss that waits to be noted is NaN, and null in a file."""
+    waiting = None if state.waiting is None else as_json(state.waiting)
+    return {**asdict(state), "seconds": seconds, "waiting": waiting}
+
+
+def read(data: Mapping[str, Any]) -> TrainState:
+    """What `written` wrote."""
+    state = TrainState(**data)
+    if state.waiting is not None:
+        state.waiting = {name: math.nan if value is None else value for name, value in state.waiting.items()}
+    return state
+
+
 def moment(t: Trainer) -> Moment:
     return t.state.step, t.state.waiting is not None
 
@@ -57,10 +73,13 @@ def save(t: Trainer) -> None:
 
     def end() -> None:
         assert t.journal is not None and t.rollout is not None
-        train = {**asdict(t.state), "seconds": t.seconds}
-        state = {"train": train, "metrics_offset": t.journal.offset, "rollout": t.rollout.save(folder)}
+        state = {
+            "train": written(t.state, seconds=t.seconds),
+            "metrics_offset": t.journal.offset,
+            "rollout": t.rollout.save(folder),
+        }
         state["optimizer"] = optimizer_kind(t.config)
-        (folder / STATE).write_text(json.dumps(state, indent=1))
+        (folder / STATE).write_text(json.dumps(state, indent=1, allow_nan=False), encoding="utf-8")
         close_commit(folder, keep=t.config.run.keep_checkpoints)
 
     t.share_errors(_stored(end))
@@ -84,7 +103,7 @@ def resume(t: Trainer) -> bool:
             t.journal.say(f"passed over: {problem}")
         if found.path is None:
             return {"folder": None}
-        state = json.loads((found.path / STATE).read_text())
+        state = json.loads((found.path / STATE).read_text(encoding="utf-8"))
         if not t.only_evaluate:
             _same_optimizer(state["optimizer"], t.config, found.path)
         return {"folder": str(found.path), **state}
@@ -95,7 +114,7 @@ def resume(t: Trainer) -> bool:
             t.journal.start(step=0, offset=0)
         return False
     folder = Path(found["folder"])
-    t.state = TrainState(**found["train"])
+    t.state = read(found["train"])
     t.committed = moment(t)
     checkpoint.load(t.actor, folder / MODEL)
 

@@ -34,6 +34,27 @@ class Echo:
         return Observation((Message("user", f"Only {len(messages[-1].content)}?"),))
 
 
+class Hangs(Echo):
+    """Sleeps for ever in ``opening`` or ``observe`` once it has made the file that ``SLOW`` names."""
+
+    def __init__(self, prompt: Prompt, *, seed: int, where: str) -> None:
+        super().__init__(prompt, seed=seed)
+        self.where = where
+
+    def hang(self, here: str) -> None:
+        if here == self.where:
+            Path(os.environ["SLOW"]).touch()
+            time.sleep(1e6)
+
+    def opening(self) -> tuple[Message, ...]:
+        self.hang("opening")
+        return super().opening()
+
+    def observe(self, messages: Sequence[Message]) -> Observation:
+        self.hang("observe")
+        return super().observe(messages)
+
+
 def vowels(
     messages: Sequence[Message], prompt: Prompt, end: EndReason, *, same_for: Sequence[str] = ()
 ) -> dict[str, float]:
@@ -75,7 +96,23 @@ def poisoned(loss_fn: Callable[..., Any], times: int) -> Callable[..., Any]:
     return with_nan
 
 
+def then_infinite(update: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """``update``, after whose ``number``-th call one weight is infinite."""
+    calls = 0
+
+    def updated(actor: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        stats = update(actor, *args)
+        if calls == number:
+            next(actor.chunks[0].parameters()).data.view(-1)[0] = float("inf")
+        return stats
+
+    return updated
+
+
 def sabotage(what: str, number: int) -> None:
+    from mdapo.megatron.actor import Actor
     from mdapo.rollout.dynamic_batch import DynamicBatch
     from mdapo.trainer import flow, state
 
@@ -88,6 +125,8 @@ def sabotage(what: str, number: int) -> None:
     elif what == "nan-loss":  # on this rank alone
         make_loss_fn = flow.make_loss_fn
         flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
+    elif what == "inf-weight":  # on this rank alone
+        Actor.update = then_infinite(Actor.update, number)
     else:
         raise AssertionError(what)
 

@@ -105,7 +105,7 @@ def test_a_start_that_fails_leaves_an_earlier_run_in_its_place(material: Materia
     before = {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")}
     (tmp_path / "mine.py").write_text("import no_such_module\n")
     name = f"environment.name={tmp_path}/mine.py:Mine"
-    refused("train", str(material.config), f"run.dir={tmp_path}", name, says=("mine.py:1", "no_such_module"))
+    refused("train", str(material.config), f"run.dir={tmp_path}", name, says=("mine.py", "line 1", "no_such_module"))
     assert {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")} == before
     assert not (tmp_path / "run.1").exists()
 

@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(material: Mater
 
 
 def test_weights_that_are_not_finite_are_never_saved(material: Material, tmp_path: Path) -> None:
-    done = mdapo("train", str(material.config), f"run.dir={tmp_path}", "actor.lr=1.0e+39", *QUIET)
+    done = mdapo("train", str(material.config), f"run.dir={tmp_path}", *QUIET, SABOTAGE="inf-weight:1")
     assert done.code == 3 and "weights that are not finite" in done.err and "Traceback" not in done.err
     assert not (tmp_path / "run" / "checkpoints").exists()
 

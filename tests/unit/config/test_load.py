@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mdapo.config.foreign import ELSEWHERE, VERL
 from mdapo.config.load import Loaded, load
 from mdapo.config.words import keys_of, section_of
 from mdapo.errors import UserError
+
+from .key_table import rows
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 GOOD = "model:\n  path: models/x\ndata:\n  train_files: [a.jsonl]\n"
@@ -63,6 +67,20 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("lr=1", "unknown key, did you mean actor.lr?"),
         ("actr=1", "unknown key, did you mean actor?"),
         ("zzz=1", "unknown key"),
+        ("actor.lerning_rate=1", "unknown key, did you mean actor.lr?"),
+        ("learning_rate=1", "unknown key, did you mean actor.lr?"),
+        ("actor.optim.lr=1", "unknown key, did you mean actor.lr?"),
+        ("batch_size=1", "unknown key, did you mean data.train_prompt_bsz?"),
+        ("rollout.max_tokens=1", "unknown key, did you mean rollout.max_response_len?"),
+        ("rollout.n=1", "unknown key, did you mean rollout.n_resp_per_prompt?"),
+        ("num_generations=1", "unknown key, did you mean rollout.n_resp_per_prompt?"),
+        (
+            "actor.clip_ratio=1",
+            "unknown key, did you mean algorithm.clip_ratio_low and algorithm.clip_ratio_high?",
+        ),
+        ("algorithm.kl_coef=1", "unknown key, did you mean algorithm.kl.coef?"),
+        ("trainer.total_steps=1", "unknown key, did you mean run.total_steps?"),
+        ("actor.micro_batch_size=1", "unknown key, did you mean actor.ppo_micro_batch_size?"),
         ("parallel.tensor='2'", "must be a whole number, not text '2'"),
         ("parallel.tensor=2.0", "must be a whole number, not 2.0"),
         ("parallel.tensor=true", "must be a whole number, not true"),
@@ -78,7 +96,14 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("rollout.engine_args=[1]", "must be a mapping of names to values, not a list"),
         ("actor=5", "must be a section with keys of its own, not 5"),
         ("actor.lr=-1", "must be at least 0, not -1"),
-        ("rollout.temperature=0", "must be more than 0, not 0"),
+        ("rollout.temperature=0", "must be at least 0.01, not 0"),
+        ("rollout.temperature=1e-300", "must be at least 0.01, not 1e-300"),
+        ("rollout.val.temperature=1e300", "must be at most 100, not 1e+300"),
+        ("actor.lr=1e300", "must be at most 1, not 1e+300"),
+        ("actor.eps=1e-300", "must be at least 1e-20, not 1e-300"),
+        ("algorithm.kl.coef=1e300", "must be at most 1e+06, not 1e+300"),
+        ("algorithm.entropy_coef=-1e300", "must be at least -1e+06, not -1e+300"),
+        ("rollout.val.temperature=1e-300", "must be 0 (greedy) or at least 0.01, not 1e-300"),
         ("algorithm.gamma=1.5", "must be at most 1, not 1.5"),
         ("rollout.engine=sglagn", "must be one of local, sglang, not text 'sglagn'; did you mean sglang?"),
         ("algorithm.kl.estimator=3", "must be one of k1, k2, k3, not 3"),
@@ -86,6 +111,34 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
 )
 def test_a_wrong_value_is_named_with_what_is_expected(good: Path, override: str, says: str) -> None:
     assert one(good, override) == f"{override.split('=')[0]}: {says}"
+
+
+def test_every_number_has_bounds_so_that_none_ends_as_infinity_in_the_middle_of_a_run() -> None:
+    numbers = [(key, words) for key, words, _ in rows() if words.startswith("number")]
+    assert len(numbers) > 20
+    assert [key for key, words in numbers if "<" not in words or ">" not in words] == []
+
+
+def test_verls_names_are_known(good: Path) -> None:
+    readme = (Path(__file__).resolve().parents[3] / "configs" / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([a-z_.]+)` \| .* \| `([\w.]+)` \|$", readme, flags=re.MULTILINE)
+    assert len(listed) > 50
+    foreign = {theirs: ours for ours, theirs in listed if theirs != ours}
+    assert foreign == VERL
+    found = [p.removesuffix(" (command line)") for p in problems(good, *(f"{theirs}=1" for theirs in foreign))]
+    assert sorted(found) == sorted(f"{theirs}: unknown key, did you mean {ours}?" for theirs, ours in foreign.items())
+
+
+def test_names_from_elsewhere_lead_to_keys_that_there_are() -> None:
+    ours = {key for key, _, _ in rows()}
+    assert {key for text in ELSEWHERE.values() for key in text.split(" and ")} <= ours
+    assert set(VERL.values()) <= ours
+
+
+def test_a_list_of_nothing_but_a_wrong_entry_is_one_problem(good: Path) -> None:
+    assert problems(good, "data.train_files=[null]") == [
+        "data.train_files.0: must be text, not nothing (null) (command line)"
+    ]
 
 
 def test_list_entries_are_named_by_their_number(good: Path) -> None:

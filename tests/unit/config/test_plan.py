@@ -137,13 +137,18 @@ def test_a_layout_that_cannot_be_is_refused_with_what_could(good: Path, override
 @pytest.mark.parametrize(
     ("overrides", "world", "hint"),
     [
-        ("parallel.tensor=2", 2, "1, 3 would"),
-        ("parallel.pipeline=4", 4, "1, 2, 3, 5, 6, 10, 15, 30 would"),
-        ("parallel.tensor=3", 4, "start 3 or 6"),
-        ("parallel.pipeline=3", 2, "start 3"),
-        ("parallel.data=3", 2, "start 3 ranks"),
-        ("data.train_prompt_bsz=3 rollout.n_resp_per_prompt=3", 2, "try 2 or 4"),
-        ("actor.ppo_mini_batch_size=1 rollout.n_resp_per_prompt=3", 2, "try 2"),
+        ("parallel.tensor=2", 2, "set parallel.tensor=1 or 3"),
+        ("parallel.pipeline=4", 4, "a product of 1, 2, 3, 5, 6, 10, 15 or 30 would"),
+        ("parallel.tensor=3", 4, "start 3 or 6 ranks"),
+        ("parallel.pipeline=3", 2, "start 3 ranks"),
+        ("parallel.data=3", 2, "set parallel.data=2, or start 3 ranks"),
+        ("data.train_prompt_bsz=3 rollout.n_resp_per_prompt=3", 2, "set data.train_prompt_bsz=2 or 4"),
+        ("actor.ppo_mini_batch_size=1 rollout.n_resp_per_prompt=3", 2, "set actor.ppo_mini_batch_size=2"),
+        (
+            "data.train_prompt_bsz=7 actor.ppo_mini_batch_size=7 rollout.n_resp_per_prompt=3",
+            2,
+            "set actor.ppo_mini_batch_size=8 and data.train_prompt_bsz=8",
+        ),
     ],
 )
 def test_the_hint_is_a_value_that_works(good: Path, overrides: str, world: int, hint: str) -> None:

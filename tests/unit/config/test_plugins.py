@@ -55,7 +55,7 @@ def test_files_of_the_same_name_do_not_meet(file: Path, tmp_path: Path) -> None:
         ("no_such_package.mod:x", "no module 'no_such_package'"),
         ("mdapo.no_such_module:x", "no module 'mdapo.no_such_module'"),
         ("mdapo.environments.single_turn:SingelTurn", "has no SingelTurn, did you mean SingleTurn?"),
-        ("nowhere/x.py:f", "no such file: nowhere/x.py"),
+        ("nowhere/x.py:f", "plug-in 'nowhere/x.py:f': no such file"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(name: str, says: str) -> None:
@@ -78,15 +78,27 @@ def test_the_signature_is_checked_against_the_call(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1\nraise RuntimeError('no licence')\n", "broken.py:2: RuntimeError: no licence"),
-        ("def f(:\n", "broken.py:1: SyntaxError"),
-        ("import json\n\nimport no_such_thing\n", "broken.py:3: ModuleNotFoundError: No module named 'no_such_thing'"),
-        ("import json\njson.loads('{')\n", "broken.py:2: JSONDecodeError"),
+        ("x = 1\nraise RuntimeError('no licence')\n", "line 2: RuntimeError: no licence"),
+        ("def f(:\n", "line 1: SyntaxError: "),
+        ("import json\n\nimport no_such_thing\n", "line 3: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("import json\njson.loads('{')\n", "line 2: JSONDecodeError"),
     ],
 )
 def test_a_module_that_fails_is_one_message_with_file_and_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "broken.py"
     path.write_text(text)
     before = set(sys.modules)
-    assert says in problem(f"{path}:f")
+    told = problem(f"{path}:f")
+    assert f"plug-in '{path}:f': {says}" in told
+    assert told.count("broken.py") == 1, "its file is named once"
     assert not [m for m in set(sys.modules) - before if m.startswith("mdapo_plugin_")]
+
+
+def test_a_failure_in_another_file_names_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helper_of_it.py").write_text("x = 1 / 0\n")
+    (tmp_path / "mine.py").write_text("import helper_of_it\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "mine.py"
+    assert (
+        problem(f"{path}:f") == f"plug-in '{path}:f': {tmp_path}/helper_of_it.py:1: ZeroDivisionError: division by zero"
+    )

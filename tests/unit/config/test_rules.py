@@ -40,6 +40,7 @@ def good(tmp_path: Path) -> Path:
         ("data.gen_batch_size=1 data.train_prompt_bsz=11", "data.gen_batch_size: 10 rounds"),
         ("actor.ppo_mini_batch_size=3", "actor.ppo_mini_batch_size: 3 does not divide data.train_prompt_bsz=8"),
         ("actor.ppo_mini_batch_size=16", "actor.ppo_mini_batch_size: 16 does not divide data.train_prompt_bsz=8"),
+        ("rollout.val.temperature=1e-9", "rollout.val.temperature: must be 0 (greedy) or at least 0.01, not 1e-09"),
         ("rollout.urls=['http://h:1']", "rollout.urls: are for rollout.engine=sglang"),
         ("rollout.engine_args={a: 1}", "rollout.engine_args: are SGLang's options; the local engine has none"),
         ("rollout.engine=sglang rollout.dtype=float32", "rollout.dtype: is for the local engine"),
@@ -123,3 +124,21 @@ def test_dapo_is_as_published(good: Path) -> None:
     assert (dapo.advantage_estimator, dapo.loss_agg_mode) == ("group_norm", "token-mean")
     assert not dapo.kl.enable
     assert dapo.filter_groups.enable
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ("actor.ppo_mini_batch_size=3", "actor.ppo_mini_batch_size=2 or 4"),
+        ("actor.ppo_mini_batch_size=16", "actor.ppo_mini_batch_size=8"),
+        ("data.gen_batch_size=1 data.train_prompt_bsz=11", "data.gen_batch_size=2 or more"),
+        ("model.max_context=1535", "model.max_context=1536 or more, or shorten those"),
+        ("actor.ppo_max_token_len=1535", "actor.ppo_max_token_len=1536 or more, or actor.over_cap=alone"),
+    ],
+)
+def test_the_remedy_names_its_key_and_a_value_that_works(good: Path, overrides: str, key: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(good, _split(overrides))
+    (problem,) = error.value.problems
+    assert f"; set {key} (" in problem
+    load(good, _split(f"{overrides} {key.partition(' or ')[0]}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,15 @@ def test_a_key_that_is_set_twice_names_both_lines(write: Write) -> None:
         ("a: &x 1\nb: *x", "anchors and aliases are not used"),
         ("a: !!python/object/apply:os.system [ls]", "tags such as tag:yaml.org,2002:python/object/apply:os.system"),
         ("a: !!float 1", "tags such as"),
-        ("1: x", "a key must be a name, not '1'"),
-        ("? [a, b]\n: x", "a key must be a name"),
-        ("true: x", "a key must be a name"),
-        ("run.seed: 1", "run.seed: no dots in a file's keys"),
+        ("1: x", "top level: a key must be a name, not the number 1 ("),
+        ("run:\n  ~: x", "run: a key must be a name, not nothing (null) ("),
+        ("? [a, b]\n: x", "top level: a key must be a name, not a list ("),
+        ("? {a: b}\n: x", "top level: a key must be a name, not a mapping ("),
+        ("True: x", "top level: a key must be a name, not true ("),
+        ("'': x", "top level: a key must be a name, not an empty text ("),
+        ("a..b: x", "top level: a key must be a name, not text 'a..b' ("),
+        ('"a\\tb": x', "top level: a key must be a name, not text 'a\\tb' ("),
+        ("run.seed: 1", "run.seed: no dots in a file's keys; write run: {seed: ...} ("),
         ("- a\n- b", "must hold sections with keys, not list"),
         ("just text", "must hold sections with keys, not str"),
         ("a: " + "9" * 50, "a: a number of 50 digits"),
@@ -233,3 +239,48 @@ def test_every_override_that_cannot_be_read_is_told(write: Write) -> None:
     assert found[0] == "'nothing': an override is written section.key=value (command line)"
     assert "write a.b=null, or a.b=\"''\"" in found[5]
     assert "quote text" in found[7]
+
+
+def test_each_file_is_read_once_however_many_stand_on_it(write: Write) -> None:
+    """Forty levels that name the next twice: 2**40 reads otherwise. What is wrong below is told once."""
+    for level in range(40):
+        write(f"base: [{level + 1}.yaml, {level + 1}.yaml]\n", f"{level}.yaml")
+    write("run: {seed: 5}\n", "40.yaml")
+    path = write("base: [0.yaml]\n")
+    assert read(path).data == {"run": {"seed": 5}}
+    write("run: [\n", "40.yaml")
+    assert len(problems(path)) == 1
+
+
+def test_a_tower_of_base_files_has_an_end(write: Write) -> None:
+    for level in range(1200):
+        write(f"base: {level + 1}.yaml\n", f"{level}.yaml")
+    assert "more than 50 files" in problems(write("base: 0.yaml\n"))[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop", "long", "NUL"])
+@pytest.mark.parametrize("as_base", [False, True])
+def test_what_is_no_regular_file_is_refused_at_once(write: Write, tmp_path: Path, kind: str, as_base: bool) -> None:
+    path = tmp_path / "odd.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "long":
+        path = tmp_path / ("x" * 300)
+    else:
+        path = Path("od\0d")
+    if not as_base:
+        (told,) = problems(path)
+    else:
+        shown = str(path).replace("\0", "\\0")
+        (told,) = problems(write(f'base: "{shown}"\n'))
+    assert "cannot be read" in told or "NUL" in told
+
+
+def test_a_text_with_a_nul_character_is_refused(write: Write) -> None:
+    assert problems(write('run: {dir: "a\\0b"}\n')) == [f"run.dir: a NUL character ({write('x', 'y').parent}/x.yaml:1)"]

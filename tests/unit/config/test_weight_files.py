@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,4 +73,47 @@ def test_a_file_that_was_cut_short_is_named(folder: Path) -> None:
     assert json.loads(whole[8 : 8 + length])
     file.write_bytes(whole[:-1])
     with pytest.raises(UserError, match=r"model-1.safetensors: cut short: it holds .* of .* bytes"):
+        require_weights(folder, FACTS)
+
+
+def with_index(folder: Path, listed: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}), encoding="utf-8")
+
+
+def test_where_there_is_an_index_other_files_do_not_count(folder: Path) -> None:
+    files = require_weights(folder, FACTS)
+    with_index(folder, {name: file.name for name, file in files.items()})
+    save_file({name: torch.ones(3) for name in files}, folder / "stale.safetensors")
+    assert require_weights(folder, FACTS) == files
+
+
+def test_without_an_index_a_weight_that_comes_twice_is_named(folder: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(8)}, folder / "other.safetensors")
+    with pytest.raises(UserError, match=r"other.safetensors: model.norm.weight is in model-2.safetensors too"):
+        require_weights(folder, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "index.json: "),
+        ("[]", "no weight_map"),
+        ('{"weight_map": {}}', "no weight_map"),
+        ('{"weight_map": {"model.norm.weight": "../m.safetensors"}}', "'../m.safetensors' must be a plain file name"),
+        ('{"weight_map": {"model.norm.weight": 3}}', "3 must be a plain file name"),
+        ('{"weight_map": {"model.norm.weight": "gone.safetensors"}}', "gone.safetensors: missing, named by the index"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_named(folder: Path, text: str, says: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(says)):
+        require_weights(folder, FACTS)
+
+
+def test_weights_that_the_model_has_no_place_for_are_named_but_for_harmless_ones(folder: Path) -> None:
+    harmless = {"lm_head.weight": torch.ones(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file(harmless, folder / "more.safetensors")
+    assert not require_weights(folder, FACTS).keys() & harmless.keys()
+    save_file({"model.layers.0.self_attn.q_proj.bias": torch.ones(8)}, folder / "bias.safetensors")
+    with pytest.raises(UserError, match=r"such a model does not have: model.layers.0.self_attn.q_proj.bias"):
         require_weights(folder, FACTS)

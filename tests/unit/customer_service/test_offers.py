@@ -111,7 +111,8 @@ def test_what_the_case_is_about_and_what_comes_along_are_no_further_offers(remed
         "You can buy a voucher for full price.", "We can offer a voucher if you pay us its price.",
         "We can offer a voucher. I take that back, you get nothing.", "We can offer a voucher, just kidding.",
         "We can offer you a voucher. We changed our minds.", "We can offer you a voucher worth nothing.",
-        "We can offer you a voucher of no value.",
+        "We can offer you a voucher of no value.", "We can offer you an expired voucher.",
+        "The voucher we can offer is zero.", "We will give you a voucher one day, maybe never.",
     ],
 )  # fmt: skip
 def test_words_that_give_nothing_are_no_offer(offer: str) -> None:
@@ -136,6 +137,7 @@ def test_words_that_give_nothing_are_no_offer(offer: str) -> None:
         "We can't change what happened last week, but we can offer you a voucher.",
         "We would have liked to be faster, so we offer you a voucher.",
         "You pay nothing: we will send you a voucher.",
+        "We will send you a voucher for zero cost.",
     ],
 )
 def test_such_words_beside_a_true_offer_do_no_harm(offer: str) -> None:
@@ -165,3 +167,24 @@ def test_being_sorry_never_or_on_a_condition_is_no_apology(text: str) -> None:
 )  # fmt: skip
 def test_a_true_apology_in_such_words_is_one(text: str) -> None:
     assert apology(text, ["tablet", "late"]) == 1.0
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        "We can send you the new one on next day pickup visit with a coupon at a lower price.",
+        "We can fix your new one on next day pickup visit with a coupon at a lower price with another missing part.",
+        "We can fix your coupon pickup visit express warranty with the missing part.",
+    ],
+)
+def test_many_remedies_in_a_row_are_a_list_though_nothing_separates_them(offer: str) -> None:
+    assert outcome(f"{offer} Is that okay?") == 0.0
+
+
+@pytest.mark.parametrize("words", ["Is that what you'd like?", "When would suit you?"])
+def test_such_questions_ask_for_agreement(words: str) -> None:
+    assert outcome(f"We can offer you a voucher. {words}") == 1.0
+
+
+def test_sorry_we_did_something_is_an_apology() -> None:
+    assert apology("I'm sorry we broke our promise.", ["tablet", "late"]) == 0.8

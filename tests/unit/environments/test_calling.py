@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from mdapo.config.schema import Plugin
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import Observation
-from mdapo.environments.calling import load_environment, opening_of
+from mdapo.environments.calling import load_environment, openings_of
 from mdapo.errors import UserError
 from mdapo.types import Message, Prompt
 
@@ -104,9 +106,13 @@ def test_what_an_environment_raises_stays_its_own_except_for_a_row_that_it_refus
     with pytest.raises(ValueError, match="ground_truth") as raised:
         factory(bare, seed=0)
     assert not isinstance(raised.value, UserError)
+
+    def openings(prompt: Prompt) -> list[tuple[Message, ...]]:
+        return asyncio.run(openings_of(factory, "gsm8k", [prompt], seed=0, calls=Aside(), timeout_s=60.0))
+
     with pytest.raises(UserError, match=r"environment.name=gsm8k: refuses bare: bare: ground_truth must be"):
-        opening_of(factory, "gsm8k", bare, seed=0)
-    assert opening_of(factory, "gsm8k", PROMPT, seed=0) == PROMPT.messages
+        openings(bare)
+    assert openings(PROMPT) == [PROMPT.messages]
 
 
 def test_arguments_that_it_does_not_take_are_named() -> None:
@@ -116,5 +122,5 @@ def test_arguments_that_it_does_not_take_are_named() -> None:
 
 def test_an_exit_on_import_is_named(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(UserError, match=r"leaves.py:2: called sys.exit\(0\) on import"):
+    with pytest.raises(UserError, match=r"leaves.py:\w+.: line 2: called sys.exit\(0\) on import"):
         load_environment(Plugin(name=f"{tmp_path}/leaves.py:Env"))

@@ -47,6 +47,18 @@ def dying(messages, prompt, end):
     os._exit(3)
 
 
+def returns_1e308(messages, prompt, end):
+    return -1e308
+
+
+def returns_a_huge_outcome(messages, prompt, end):
+    return {"score": 1.0, "acc": 1e9}
+
+
+def logs_large_numbers(messages, prompt, end):
+    return {"score": 0.5, "seconds": 1.8e9, "norm": 1e308}
+
+
 def returns_none(messages, prompt, end):
     return None
 

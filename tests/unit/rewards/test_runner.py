@@ -111,10 +111,17 @@ BAD = {
     "returns_text": "returned str",
     "returns_list": "returned list",
     "returns_no_score": "returned a mapping without score",
-    "returns_huge": "returned int",
+    "returns_huge": "returned a number beyond 1e+06",
+    "returns_1e308": "returned a number beyond 1e+06",
+    "returns_a_huge_outcome": "returned a number beyond 1e+06",
     "trl_returns_two": "returned list, not a list of one reward",
     "trl_returns_none": "returned None",
 }
+
+
+def test_what_is_only_logged_may_be_large_but_never_sums_up_to_infinity(make) -> None:
+    (got,) = score(make(part("logs_large_numbers")), episode("x"))
+    assert got.valid and got.parts == {"logs_large_numbers": 0.5, "logs_large_numbers/seconds": 1.8e9}
 
 
 @pytest.mark.parametrize(("name", "reason"), BAD.items())

@@ -367,3 +367,27 @@ def test_a_tiny_random_model_fills_a_batch_and_the_same_seed_fills_it_again(tiny
         assert len({e.ids.tobytes() for e in group.episodes}) > 1
         assert all(replace(e, score=None).num_model_tokens > 3 for e in group.episodes)
     assert run()[1] == first
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_step_in_which_every_conversation_fails_ends_the_run_with_the_first_reasons(dead: bool) -> None:
+    engine = ScriptedEngine(
+        lambda r: (
+            EngineError("logits are not finite") if dead or not r.session.startswith("3/") else ([20, STOP], "stop")
+        )
+    )
+    batch = make(good, bsz=2, engine=engine, filter={"max_num_gen_batches": 2})
+    if not dead:
+        assert collect(batch).groups
+        return
+    with pytest.raises(UserError) as caught:
+        collect(batch)
+    assert caught.value.problems == [
+        "all 8 conversations of this step failed:",
+        "  0/p0/0: logits are not finite",
+        "  0/p0/1: logits are not finite",
+        "  1/p1/0: logits are not finite",
+        "  ... and 5 more",
+    ]
+    assert asyncio.run(batch.evaluate(prompts(1)))[0].end == "error"
+    assert batch.told() == ["val/p0/0: logits are not finite"]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mdapo.environments.base import Observation
+from mdapo.environments.aside import Aside
+from mdapo.environments.base import Environment, Observation
 from mdapo.rollout.engine import EngineError, SamplingParams
 from mdapo.rollout.episode import Limits, run_episode
 from mdapo.rollout.local_engine import LocalEngine
@@ -32,6 +34,8 @@ def talk(
     *,
     chat: WordChat | None = None,
     seed: int = 0,
+    make: Callable[[], Environment] | None = None,
+    calls: Aside | None = None,
     **limits: Any,
 ) -> Episode:
     env = ScriptedEnv(PROMPT, answers)
@@ -39,7 +43,7 @@ def talk(
     return asyncio.run(
         run_episode(
             engine,
-            lambda: env,
+            make or (lambda: env),
             chat or WordChat(),
             PROMPT,
             0,
@@ -48,6 +52,7 @@ def talk(
             session="s",
             group="g",
             seed=seed,
+            calls=calls or Aside(),
         )
     )
 
@@ -137,6 +142,33 @@ def test_past_its_deadline_an_episode_is_aborted_in_the_engine() -> None:
     engine = ScriptedEngine(replies(), hang=True)
     episode = talk(engine, [], timeout_s=0.02)
     assert (episode.end, engine.aborted, engine.released) == ("aborted", ["s"], ["s"])
+
+
+@pytest.mark.parametrize("where", ["make", "opening", "observe"])
+def test_past_its_deadline_an_episode_is_aborted_though_its_environment_hangs(where: str) -> None:
+    free = threading.Event()
+
+    class Hangs(ScriptedEnv):
+        def __init__(self) -> None:
+            super().__init__(PROMPT, [])
+            self.at("make")
+
+        def at(self, here: str) -> None:
+            if here == where:
+                free.wait()
+
+        def opening(self) -> tuple[Message, ...]:
+            self.at("opening")
+            return super().opening()
+
+        def observe(self, messages: Sequence[Message]) -> Observation:
+            self.at("observe")
+            return super().observe(messages)
+
+    engine = ScriptedEngine(replies(([20, STOP], "stop")))
+    episode = talk(engine, [], make=Hangs, calls=Aside(patience_s=0.01), timeout_s=0.05)
+    free.set()
+    assert (episode.end, episode.num_agent_turns, engine.released) == ("aborted", where == "observe", ["s"])
 
 
 def test_an_aborted_turn_ends_the_episode_with_its_tokens() -> None:

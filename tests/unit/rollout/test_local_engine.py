@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mdapo.config.model_facts import require_facts
+from mdapo.config.weight_files import require_weights
 from mdapo.rollout.engine import Completion, EngineError, Request, SamplingParams
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.local_weights import read_weights
@@ -21,6 +23,10 @@ SaveTiny = Callable[..., Path]
 def make(folder: Path, **args: Any) -> LocalEngine:
     defaults: dict[str, Any] = {"dtype": "float32", "max_running": 8, "max_context": 256, "threads": 1}
     return LocalEngine(folder, **defaults | args)
+
+
+def weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    return read_weights(require_weights(folder, require_facts(folder)))
 
 
 def ask(ids: Sequence[int], *, new: int = 12, session: str = "a", seed: int = 1, **params: Any) -> Request:
@@ -156,7 +162,7 @@ def test_new_weights_replace_the_old_and_clear_the_caches(
     other, ids = save_tiny(tmp_path / "other", seed=9), prompt(30, 5)
     engine = make(tiny_model)
     (before,) = run(engine, ask(ids))
-    asyncio.run(engine.update_weights(read_weights(other), 7))
+    asyncio.run(engine.update_weights(weights_of(other), 7))
     (after,) = run(engine, ask(ids))
     (fresh,) = run(make(other), ask(ids))
     assert (after.version, after.cached_tokens) == (7, 0)
@@ -166,22 +172,22 @@ def test_new_weights_replace_the_old_and_clear_the_caches(
 def test_after_a_failed_update_nothing_is_answered_until_a_whole_one(tiny_model: Path) -> None:
     engine = make(tiny_model)
     with pytest.raises(ValueError, match="missing"):
-        asyncio.run(engine.update_weights(list(read_weights(tiny_model))[:-1], 1))
+        asyncio.run(engine.update_weights(list(weights_of(tiny_model))[:-1], 1))
     with pytest.raises(EngineError, match="mixture of versions"):
         run(engine, ask(prompt(5, 1)))
-    asyncio.run(engine.update_weights(read_weights(tiny_model), 2))
+    asyncio.run(engine.update_weights(weights_of(tiny_model), 2))
     assert run(engine, ask(prompt(5, 1)))[0].version == 2
 
 
 def test_broken_weights_are_an_engine_error_for_everyone_and_heal(tiny_model: Path) -> None:
     engine, ids = make(tiny_model), prompt(30, 5)
     (before,) = run(engine, ask(ids))
-    broken = ((name, weight * float("nan")) for name, weight in read_weights(tiny_model))
+    broken = ((name, weight * float("nan")) for name, weight in weights_of(tiny_model))
     asyncio.run(engine.update_weights(broken, 1))
     for session in "ab":
         with pytest.raises(EngineError, match="not finite"):
             run(engine, ask(ids, session=session))
-    asyncio.run(engine.update_weights(read_weights(tiny_model), 2))
+    asyncio.run(engine.update_weights(weights_of(tiny_model), 2))
     assert run(engine, ask(ids))[0].ids == before.ids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mdapo.config.model_facts import require_facts
+from mdapo.config.weight_files import require_weights
 from mdapo.errors import UserError
 from mdapo.rollout.local_model import LocalModel, packing_available
 from mdapo.rollout.local_weights import read_weights
@@ -20,8 +21,12 @@ CPU = torch.device("cpu")
 
 def load(folder: Path, *, dtype: torch.dtype = torch.float32, slots: int = 6, max_context: int = 256) -> LocalModel:
     return LocalModel(
-        require_facts(folder), read_weights(folder), dtype=dtype, device=CPU, slots=slots, max_context=max_context
+        require_facts(folder), weights_of(folder), dtype=dtype, device=CPU, slots=slots, max_context=max_context
     )
+
+
+def weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    return read_weights(require_weights(folder, require_facts(folder)))
 
 
 def step(model: LocalModel, *chunks: tuple[int, int, list[int]]) -> list[torch.Tensor]:
@@ -97,7 +102,7 @@ def test_loading_again_replaces_every_weight(tmp_path: Path, save_tiny: SaveTiny
     one, two = save_tiny(tmp_path / "one", seed=1), save_tiny(tmp_path / "two", seed=2)
     model, ids = load(one), tokens(12, seed=6)
     (before,) = step(model, (0, 0, ids))
-    model.load(read_weights(two))
+    model.load(weights_of(two))
     (after,) = step(model, (0, 0, ids))
     (fresh,) = step(load(two), (0, 0, ids))
     assert torch.equal(after, fresh)
@@ -106,7 +111,7 @@ def test_loading_again_replaces_every_weight(tmp_path: Path, save_tiny: SaveTiny
 
 def test_bad_weights_are_named(tmp_path: Path, save_tiny: SaveTiny) -> None:
     folder = save_tiny(tmp_path / "m", family="qwen2")
-    model, weights = load(folder), dict(read_weights(folder))
+    model, weights = load(folder), dict(weights_of(folder))
     name = "model.layers.1.self_attn.k_proj.bias"
     with pytest.raises(ValueError, match="1 weights are missing: " + name):
         model.load((n, w) for n, w in weights.items() if n != name)
@@ -116,9 +121,11 @@ def test_bad_weights_are_named(tmp_path: Path, save_tiny: SaveTiny) -> None:
         model.load([("model.layers.9.x", torch.zeros(1))])
 
 
-def test_a_folder_without_weights_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="safetensors"):
-        next(read_weights(tmp_path))
+def test_a_file_damaged_since_it_was_looked_at_is_a_user_error(tmp_path: Path, save_tiny: SaveTiny) -> None:
+    files = require_weights(folder := save_tiny(tmp_path / "m"), require_facts(folder))
+    next(iter(files.values())).write_bytes(b"x")
+    with pytest.raises(UserError, match="cannot be read"):
+        next(read_weights(files))
 
 
 def test_packing_is_used_on_this_cpu_whenever_onednn_is_there() -> None:

@@ -88,3 +88,16 @@ def test_install_refuses_an_old_python(tmp_path: Path) -> None:
     found = run("install.sh", cwd=tmp_path, PYTHON=str(old), VENV=str(tmp_path / "new"))
     assert found.returncode == 2 and "3.11" in found.stderr and "Python 3.9.1" in found.stderr
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("python", ["/bin/true", "/bin/false", "/usr/bin/yes", "/bin/cat", "/etc/passwd", "no-such"])
+def test_install_refuses_what_is_no_python(tmp_path: Path, python: str) -> None:
+    found = run("install.sh", cwd=tmp_path, PYTHON=python, VENV=str(tmp_path / "new"))
+    assert found.returncode == 2 and f"PYTHON={python} is not a Python 3.11 or newer" in found.stderr
+    assert len(found.stderr.splitlines()) == 2 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("threads", ["abc", "0", "-1", "1.5"])
+def test_train_refuses_a_number_of_threads_that_is_none(venv: Path, tmp_path: Path, threads: str) -> None:
+    found = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv), OMP_NUM_THREADS=threads)
+    assert found.returncode == 2 and f"OMP_NUM_THREADS={threads}" in found.stderr and not found.stdout

@@ -35,7 +35,7 @@ def test_without_a_terminal_each_step_is_one_line_of_key_value_pairs() -> None:
     pairs = dict(pair.split("=") for pair in line.split(" "))
     assert pairs["step"] == "3/60"
     assert pairs["reward"] == "0.5123" and pairs["loss"] == "-0.01235"
-    assert pairs["groups"] == "8" and pairs["dropped"] == "3" and pairs["t"] == "12.5"
+    assert pairs["groups"] == "8" and pairs["dropped"] == "3" and pairs["t"] == "12.5s"
     assert pairs["eta"] == duration(30.0 * 57), "one step of this process took 30 s, 57 are left"
     assert "entropy" not in pairs, "a metric that the step does not have is left out"
 

@@ -57,7 +57,14 @@ def test_summary_of_values_and_of_none() -> None:
 
 def test_metrics_become_strict_json() -> None:
     torch = pytest.importorskip("torch")
-    metrics = {"a": math.nan, "b": math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": 3}
+    metrics = {"a": math.nan, "b": math.inf, "c": np.float32(0.5), "d": torch.tensor(2.0), "e": 3, "f": "text"}
     plain = as_json(metrics)
-    assert json.loads(json.dumps(plain, allow_nan=False)) == {"a": None, "b": None, "c": 0.5, "d": 2.0, "e": 3}
+    assert json.loads(json.dumps(plain, allow_nan=False)) == {
+        "a": None,
+        "b": None,
+        "c": 0.5,
+        "d": 2.0,
+        "e": 3,
+        "f": "text",
+    }
     assert isinstance(plain["e"], int)

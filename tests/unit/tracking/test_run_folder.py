@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mdapo.errors import UserError
+from mdapo.errors import StorageError, UserError
 from mdapo.tracking.environment import describe_environment, git_revision
-from mdapo.tracking.run_folder import RunFolder, differences, open_run_folder, redact
+from mdapo.tracking.run_folder import RunFolder, differences, open_eval_folder, open_run_folder, redact
 
 HOLD = """
 import sys
@@ -173,3 +174,15 @@ def test_no_revision_outside_a_repository_that_holds_the_package(tmp_path: Path)
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "module.py").write_text("")
     assert git_revision(tmp_path / "site-packages") is None
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_storage_that_fails_is_no_fault_of_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, "refused")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="cannot be used as run folder: refused"):
+        open_run_folder(tmp_path / "run", {})
+    with pytest.raises(StorageError, match="cannot be used as run folder: refused"):
+        open_eval_folder(tmp_path / "run")

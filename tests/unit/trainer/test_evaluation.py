@@ -22,16 +22,18 @@ BROKEN = replace(FAILED, end="error")
 
 def test_an_evaluation_without_one_score_says_which_function_failed_how_and_how_often() -> None:
     with pytest.raises(UserError) as caught:
-        evaluation([FAILED, FAILED, BROKEN], Counter({"mine: raised ValueError": 2}))
+        evaluation(
+            [FAILED, FAILED, BROKEN], Counter({"mine: raised ValueError": 2}), broken=["val/p/2: the engine died"]
+        )
     assert caught.value.problems == [
         "evaluation: not one of 3 conversations could be scored:",
         "  2 x mine: raised ValueError",
-        "  1 x the environment or the engine failed (the warnings above say how)",
+        "  val/p/2: the engine died",
     ]
 
 
 def test_some_failures_are_left_out_of_the_means_and_told() -> None:
     episodes, failures = [FAILED, SCORED, SCORED], Counter({"mine: returned NaN": 1})
-    assert evaluation(episodes, failures)["eval/reward"] == 0.5
-    assert unscored(episodes, failures) == (1, ["1 x mine: returned NaN"])
-    assert unscored([SCORED], Counter()) == (0, [])
+    assert evaluation(episodes, failures, broken=[])["eval/reward"] == 0.5
+    assert unscored(episodes, failures, broken=[]) == (1, ["1 x mine: returned NaN"])
+    assert unscored([SCORED], Counter(), broken=[]) == (0, [])

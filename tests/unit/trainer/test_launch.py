@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from mdapo.errors import UserError
-from mdapo.trainer.launch import EXITS, OUTCOME_ENV, check_port, free_port, report, write_outcome
+from mdapo.errors import StorageError, UserError
+from mdapo.trainer.launch import (
+    EXITS,
+    FOLDER_PREFIX,
+    LEFTOVER_S,
+    OUTCOME_ENV,
+    check_port,
+    check_threads,
+    clear_leftovers,
+    free_port,
+    own_folder,
+    report,
+    write_outcome,
+)
 
 
 def leave(folder: Path, rank: int, code: int, *, time: float, lost_peer: bool = False) -> None:
@@ -82,3 +97,39 @@ def test_a_free_port_is_taken_and_one_in_use_refused() -> None:
         taken.listen()
         with pytest.raises(UserError, match="in use"):
             check_port(str(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize("text", ["", "abc", "0", "-1", "1.5", "2,0", "99999"])
+def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="OMP_NUM_THREADS"):
+        check_threads(text)
+
+
+@pytest.mark.parametrize("text", ["1", "64", "4,2"])
+def test_what_openmp_takes_is_taken(text: str) -> None:
+    check_threads(text)
+
+
+def test_a_launcher_clears_what_dead_ones_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, other, young = (tmp_path / f"{name}" for name in (f"{FOLDER_PREFIX}dead", "other", f"{FOLDER_PREFIX}young"))
+    for folder in (dead, other, young):
+        (folder / "torchelastic").mkdir(parents=True)
+    (tmp_path / f"{FOLDER_PREFIX}link").symlink_to(other)
+    long_ago = time.time() - 2 * LEFTOVER_S
+    with own_folder() as living:
+        for folder in (dead, other, Path(living)):
+            os.utime(folder, (long_ago, long_ago))
+        clear_leftovers(tmp_path)
+        assert {f.name for f in tmp_path.iterdir()} == {
+            "other", young.name, f"{FOLDER_PREFIX}link", Path(living).name
+        }  # fmt: skip
+    assert not Path(living).exists() and (other / "torchelastic").exists()
+
+
+def test_no_place_for_temporary_files_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(StorageError, match="no temporary folder can be made"), own_folder():
+        pass

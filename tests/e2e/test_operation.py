@@ -1,0 +1,62 @@
+"""What operators meet: environments that hang, storage that cannot be written, odd locales and variables."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from tiny_run import Command, Material, mdapo, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("where", ["opening", "observe"])
+def test_a_signal_ends_a_run_whose_environment_hangs(material: Material, tmp_path: Path, where: str) -> None:
+    plugin = {"name": f"{Path(__file__).with_name('plugin.py')}:Hangs", "args": {"where": where}}
+    noticed, temporary = tmp_path / "noticed", tmp_path / "temporary"
+    temporary.mkdir()
+    command = ("train", str(material.config), f"run.dir={tmp_path}", f"environment={json.dumps(plugin)}")
+    running = Command(*command, SLOW=str(noticed), TMPDIR=str(temporary))
+    wait_for(noticed.exists)
+    running.process.send_signal(signal.SIGTERM)
+    done = running.wait(deadline_s=60.0)
+    assert done.code == 75 and "stopped on a signal; the same command resumes" in done.err, (done.out, done.err)
+    assert "Traceback" not in done.err
+    assert not list(temporary.glob("*")), "neither torchrun nor mdapo leaves anything"
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("run_dir", "code", "says"),
+    [("/dev/null/runs", 2, "cannot be used as run folder"), ("/proc/runs", 2, "cannot be used as run folder")],
+)
+def test_a_run_folder_that_cannot_be_is_told_alike(
+    material: Material, command: str, run_dir: str, code: int, says: str
+) -> None:
+    done = mdapo(command, str(material.config), f"run.dir={run_dir}")
+    assert done.code == code and says in done.err and "Traceback" not in done.err, done.err
+
+
+def test_letters_that_the_locale_lacks_end_nothing(material: Material, tmp_path: Path) -> None:
+    """Configuration and data are UTF-8 wherever; what cannot be shown is escaped."""
+    row = {"prompt": [{"role": "user", "content": "Größe é 例?"}], "uid": "größe"}
+    data, config = tmp_path / "data.jsonl", tmp_path / "größe.yaml"
+    data.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    config.write_text(f"# größe\nbase: {material.config}\ndata: {{val_files: ['{data}']}}\n", encoding="utf-8")
+    bare = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"}
+    done = mdapo("check", str(config), f"data.train_files=['{data}']", **bare)
+    assert done.code == 0 and "one conversation: größe" in done.out, (done.out[-2000:], done.err)
+    done = mdapo("check", str(config), 'data.val_files=["/gr\\u00f6\\u00dfe.jsonl"]', **bare)
+    assert done.code == 2 and "cannot be written in this locale (ascii)" in done.out, (done.out[-2000:], done.err)
+    done = mdapo("eval", str(config), f"run.dir={tmp_path}", **bare)
+    assert done.code == 0, (done.out[-2000:], done.err)
+    told = (tmp_path / "run" / "eval" / "episodes" / "eval_000000.txt").read_text(encoding="utf-8")
+    assert "Größe é 例?" in told
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_number_of_threads_that_is_none_is_refused(material: Material, command: str) -> None:
+    done = mdapo(command, str(material.config), OMP_NUM_THREADS="abc")
+    assert (done.code, done.err.count("\n")) == (2, 1) and "OMP_NUM_THREADS=abc" in done.err, done.err
