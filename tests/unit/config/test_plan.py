@@ -302,6 +302,18 @@ def test_a_missing_model_folder_says_how_to_get_one(good: Path) -> None:
     assert "no such folder: Qwen/Qwen3-8B; nothing is downloaded: hf download Qwen/Qwen3-8B" in problem
 
 
+@pytest.mark.parametrize(
+    "path", ["models/Qwen3-8B", "./Qwen/Qwen3-8B", "../Qwen3-8B", "/models/Qwen3-8B", "Qwen3-8B", "mine/m"]
+)
+def test_a_path_is_not_taken_for_a_name_on_the_hub(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (problem,) = problems(good, f"model.path={path}")
+    assert "no such folder" in problem and "hf download" not in problem
+
+
 def files_of(loaded: Loaded) -> list[str]:
     return [f"{p.key}: {p.text}" for p in file_problems(loaded.config)]
 
