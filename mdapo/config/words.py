@@ -108,6 +108,9 @@ def _say(item: Mapping[str, Any]) -> str:
     if kind in ("too_short", "too_long", "missing_argument"):
         wanted = context.get("min_length", context.get("max_length"))
         return f"must have {wanted} entries, not {context.get('actual_length')}"
+    if kind == "string_too_short":
+        assert context["min_length"] == 1, "no text has another limit"
+        return "must not be empty"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {describe(value)}"
     return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {describe(value)}"

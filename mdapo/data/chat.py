@@ -298,10 +298,16 @@ def _generation_eos(folder: Path) -> list[int]:
     if not file.is_file():
         return []
     try:
-        eos: Any = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: {_first_line(error)}") from error
-    return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
+    if not isinstance(raw, dict):
+        raise UserError(f"{file}: must hold a JSON object")
+    eos = raw.get("eos_token_id")
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise UserError(f"{file}: eos_token_id must be a whole number or a list of them, not {eos!r:.60}")
+    return ids
 
 
 def _first_line(error: BaseException) -> str:

@@ -141,10 +141,6 @@ class PromptStream:
         """True when ``epochs`` are dealt out and nothing is to come again."""
         return not self._again and self._epochs is not None and self.epoch >= self._epochs
 
-    @property
-    def num_outstanding(self) -> int:
-        return sum(map(len, self._outstanding.values()))
-
     def next(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts, over the edge of an epoch where needed; fewer only when the stream is exhausted."""
         dealt: list[Prompt] = []

@@ -113,6 +113,10 @@ def test_a_wrong_value_is_named_with_what_is_expected(good: Path, override: str,
     assert one(good, override) == f"{override.split('=')[0]}: {says}"
 
 
+def test_an_empty_text_in_a_list_is_named(good: Path) -> None:
+    assert one(good, "rollout.stop=['.', '']") == "rollout.stop.1: must not be empty"
+
+
 def test_every_number_has_bounds_so_that_none_ends_as_infinity_in_the_middle_of_a_run() -> None:
     numbers = [(key, words) for key, words, _ in rows() if words.startswith("number")]
     assert len(numbers) > 20

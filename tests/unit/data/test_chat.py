@@ -277,6 +277,15 @@ def test_unusable_folders_are_named(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config.json"):
         ChatFormat.from_folder(str(folder))
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"generation_config.json: must hold a JSON object"):
+        ChatFormat.from_folder(str(folder))
+
+
+@pytest.mark.parametrize("eos", ["2", [0, "2"], 2.5, True, {"id": 2}, [[2]]])
+def test_stop_tokens_of_a_generation_config_are_ids_or_refused(tmp_path: Path, eos: object) -> None:
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id must be a whole number or a list"):
+        ChatFormat.from_folder(str(folder_of(tmp_path, eos=eos)))
 
 
 @pytest.mark.model

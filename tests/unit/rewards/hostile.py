@@ -55,6 +55,10 @@ def returns_a_huge_outcome(messages, prompt, end):
     return {"score": 1.0, "acc": 1e9}
 
 
+def returns_an_outcome_beyond_one(messages, prompt, end):
+    return {"score": 7.0, "acc": 7.0}
+
+
 def logs_large_numbers(messages, prompt, end):
     return {"score": 0.5, "seconds": 1.8e9, "norm": 1e308}
 

@@ -114,6 +114,7 @@ BAD = {
     "returns_huge": "returned a number beyond 1e+06",
     "returns_1e308": "returned a number beyond 1e+06",
     "returns_a_huge_outcome": "returned a number beyond 1e+06",
+    "returns_an_outcome_beyond_one": "returned acc outside 0 to 1",
     "trl_returns_two": "returned list, not a list of one reward",
     "trl_returns_none": "returned None",
 }
@@ -290,6 +291,11 @@ def test_numpy_and_bool_values_are_numbers() -> None:
     assert read_verdict(Score(1.0, 0.5, {"a": 1.0})).outcome == 0.5
     with pytest.raises(BadReward, match="returned NaN"):
         read_verdict(Score(1.0, float("nan")))
+    with pytest.raises(BadReward, match="returned outcome outside 0 to 1"):
+        read_verdict(Score(1.0, -0.5))
+    with pytest.raises(BadReward, match="returned success outside 0 to 1"):
+        read_verdict({"score": 1.0, "success": 100})
+    assert read_verdict({"score": 7.0, "acc": 1.0 + 2e-16 * 4}).outcome == 1.0, "a sum of shares, rounded"
     with pytest.raises(BadReward, match="not valid"):
         read_verdict(Score(1.0, 1.0, valid=False))
 
