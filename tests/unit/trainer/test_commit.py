@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
+from mdapo.errors import StorageError
 from mdapo.trainer.commit import FORMER, MANIFEST, close_commit, newest_commit, open_commit, verify
 
 
@@ -61,6 +65,34 @@ def test_files_of_two_commits_swapped_is_noticed(tmp_path: Path) -> None:
     older, newer = write(tmp_path, 1), write(tmp_path, 2)
     (newer / "state.json").write_bytes((older / "state.json").read_bytes())
     assert verify(newer) is not None
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", "null", '{"state.json": 3}', '{"state.json": {}}', "[" * 99999])
+def test_a_manifest_that_is_json_and_none_of_ours_is_passed_over(tmp_path: Path, text: str) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    (newer / MANIFEST).write_text(text)
+    found = newest_commit(tmp_path, needs=("state.json",))
+    assert found.path == older
+    assert len(found.problems) == 1 and f"{newer}: " in found.problems[0] and "manifest" in found.problems[0]
+
+
+def test_a_commit_whose_manifest_leaves_out_what_is_needed_is_passed_over(tmp_path: Path) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    listing = json.loads((newer / MANIFEST).read_text())
+    del listing["state.json"]
+    (newer / MANIFEST).write_text(json.dumps(listing))
+    assert newest_commit(tmp_path, needs=("state.json",)).path == older
+
+
+def test_a_file_that_cannot_be_read_is_no_reason_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", broken)
+    with pytest.raises(StorageError, match="cannot be read: Input/output error"):
+        newest_commit(tmp_path)
 
 
 def test_links_and_odd_names_are_not_taken_for_commits(tmp_path: Path) -> None:
