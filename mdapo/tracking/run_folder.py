@@ -24,6 +24,7 @@ ENVIRONMENT = "env.json"
 EVAL = "eval"  # what `mdapo eval` writes, also before there is a run
 CHECKPOINTS = "checkpoints"
 FOLDERS = (CHECKPOINTS, EVAL, "episodes", "replay", "hf", ".hf.partial", "tensorboard")
+REPLACED = ("hf", ".hf.partial")  # by renaming, which a link withstands
 FILES = ("metrics.jsonl", "summary.json", ENVIRONMENT)
 # A run that differs in one of these is another run: its weights or its prompt cursor would mean something else.
 IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name", "debug.mode")
@@ -157,6 +158,7 @@ def open_eval_folder(run: Path) -> Path:
 def _refuse_odd_entries(path: Path, *, folders: Sequence[str], files: Sequence[str]) -> None:
     """``UserError`` for what the run could not write, or would take for absent: a link that leads nowhere, say."""
     odd = [f"{path / name}: is no folder" for name in folders if _is_there(path / name) and not (path / name).is_dir()]
+    odd += [f"{path / name}: is a link" for name in folders if name in REPLACED and (path / name).is_symlink()]
     odd += [f"{path / name}: is no file" for name in files if _is_there(path / name) and not (path / name).is_file()]
     if odd:
         raise UserError([*odd, f"{path}: move that away, or choose another run.name"])

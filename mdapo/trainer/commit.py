@@ -39,7 +39,7 @@ def open_commit(root: Path, step: int) -> Path:
     """An empty folder to write the commit of ``step`` into; leftovers of killed runs are removed."""
     root.mkdir(parents=True, exist_ok=True)
     for leftover in [*root.glob(".tmp-*"), *root.glob(f"{FORMER}*")]:
-        shutil.rmtree(leftover)
+        _remove(leftover)
     folder = root / f".tmp-{name_of(step)}"
     folder.mkdir()
     return folder
@@ -61,7 +61,7 @@ def close_commit(folder: Path, *, keep: int) -> Path:
         _sync(directory)
     final = folder.parent / folder.name.removeprefix(".tmp-")
     former = folder.parent / f"{FORMER}{final.name}"
-    if final.exists():  # damaged, or of the same step before its evaluation
+    if os.path.lexists(final):  # damaged, or of the same step before its evaluation
         final.rename(former)
     folder.rename(final)
     _sync(final.parent)
@@ -114,6 +114,14 @@ def verify(folder: Path, *, needs: Sequence[str] = ()) -> str | None:
 def any_commit(root: Path) -> bool:
     """Whether there is one, good or damaged."""
     return bool(_commits(root)) or any(root.glob(f"{FORMER}*"))
+
+
+def _remove(path: Path) -> None:
+    """Also what somebody put there under a commit's name: a file, a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _commits(root: Path) -> list[Path]:

@@ -142,6 +142,13 @@ def test_a_file_where_a_folder_must_be_is_refused_before_anything_changes(
     assert os.path.lexists(tmp_path / "run.1" / name)
 
 
+def test_an_export_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    claimed(tmp_path / "run", config()).close()
+    (tmp_path / "run" / "hf").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="hf: is a link"):
+        open_run_folder(tmp_path / "run", config())
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_folder_where_a_file_must_be_is_refused(tmp_path: Path, name: str) -> None:
     claimed(tmp_path / "run", config()).close()

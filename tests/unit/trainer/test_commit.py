@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,15 @@ def test_links_and_odd_names_are_not_taken_for_commits(tmp_path: Path) -> None:
     (tmp_path / "step_000009").symlink_to(tmp_path / "step_000001")
     (tmp_path / "step_x").mkdir()
     assert newest_commit(tmp_path).path == tmp_path / "step_000001"
+
+
+@pytest.mark.parametrize("make", [lambda p: p.write_text("x"), lambda p: p.symlink_to("/nowhere")])
+def test_what_has_a_commits_name_and_is_none_hinders_no_save(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    for name in ("step_000001", ".tmp-step_000001", f"{FORMER}step_000001"):
+        make(tmp_path / name)
+    for step in (1, 2):
+        assert write(tmp_path, step) == newest_commit(tmp_path).path
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["step_000001", "step_000002"]
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
