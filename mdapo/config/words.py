@@ -104,7 +104,7 @@ def _say(item: Mapping[str, Any]) -> str:
         )
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"must be {words} {context[name]:g}, not {describe(value)}"
+        return f"must be {words} {context[name]:.10g}, not {describe(value)}"
     if kind in ("too_short", "too_long", "missing_argument"):
         wanted = context.get("min_length", context.get("max_length"))
         return f"must have {wanted} entries, not {context.get('actual_length')}"
