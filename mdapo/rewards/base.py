@@ -14,9 +14,10 @@ class Reward(Protocol):
 
     ``messages`` is the whole conversation, prompt included. With ``algorithm.turn_credit`` the same function is also
     asked of the conversation as it stood before each later agent turn (``end`` is how the whole one ended); one that
-    has no value for it may raise, and the value of the turn before stands. verl's ``(data_source, solution_str, ground_truth,
-    extra_info)`` and TRL's ``(prompts, completions, **columns)`` signatures are accepted as they are by
-    ``rewards/runner.py``.
+    has no value for it may raise, and the value of the turn before stands.
+
+    verl's ``(data_source, solution_str, ground_truth, extra_info)`` and TRL's ``(prompts, completions, **columns)``
+    signatures are accepted as they are by ``rewards/runner.py``.
     """
 
     def __call__(
