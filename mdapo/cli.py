@@ -77,6 +77,9 @@ def evaluate(config: ConfigArg, overrides: Overrides = None, nproc: NprocOption 
 
 
 def _start(config: str, overrides: list[str], *, nproc: int, only_evaluate: bool) -> int:
+    from mdapo.trainer.signals import RESUMES, exit_on_signal
+
+    exit_on_signal(lambda: print(f"mdapo: {RESUMES}", file=sys.stderr))  # until there are ranks to be asked
     from mdapo.config.load import load
     from mdapo.config.plan import require_plan
     from mdapo.trainer.launch import EVAL_FLAG, launch

@@ -7,8 +7,24 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_run import Command, Material, mdapo, wait_for
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def mapped(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
+
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -26,6 +42,27 @@ def test_a_signal_ends_a_run_whose_environment_hangs(material: Material, tmp_pat
     assert done.code == 75 and "stopped on a signal; the same command resumes" in done.err, (done.out, done.err)
     assert "Traceback" not in done.err
     assert not list(temporary.glob("*")), "neither torchrun nor mdapo leaves anything"
+
+
+@pytest.mark.parametrize("who", ["launcher", "torchrun", "rank"])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_during_start_up_is_told_as_one(
+    material: Material, tmp_path: Path, who: str, signum: signal.Signals
+) -> None:
+    """While the process imports torch, which takes seconds."""
+    running = Command("train", str(material.config), f"run.dir={tmp_path}")
+
+    def begun() -> list[psutil.Process]:
+        lines = {p: command_line(p) for p in running.family}
+        torchruns = [p for p, line in lines.items() if "mdapo.trainer.torchrun" in line]
+        ranks = [p for p, line in lines.items() if "mdapo.trainer" in line and p not in torchruns]
+        return [p for p in (ranks if who == "rank" else torchruns) if "libtorch" in mapped(p)]
+
+    wait_for(begun)
+    (running.process if who == "launcher" else begun()[-1]).send_signal(signum)
+    done = running.wait(deadline_s=100.0)
+    assert done.code == 75, (done.out, done.err)
+    assert done.err == "mdapo: stopped on a signal; the same command resumes\n", done.err
 
 
 @pytest.mark.parametrize("command", ["train", "eval"])

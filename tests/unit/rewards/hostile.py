@@ -133,6 +133,13 @@ def sometimes(messages, prompt, end):
     return 1.0
 
 
+def wants_two_turns(messages, prompt, end):
+    said = [m for m in messages if m.role == "assistant"]
+    if len(said) < 2:
+        raise ValueError("not finished")
+    return float(len(said))
+
+
 def strange(a, b):
     return 1.0
 
