@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
+    from mdapo.data.prompts import Kind
     from mdapo.environments.base import Environment, EnvironmentFactory
     from mdapo.rollout.engine import Completion, Request
     from mdapo.types import Episode, Prompt, Score
@@ -89,9 +90,8 @@ def _conversation(loaded: Loaded) -> str:
     try:
         if chat is None or environment is None or train is None or val is None or rewards is None:
             raise UserError(problems)
-        fitting = [
-            _fitting(kind, p, chat, environment, config) for kind, p in (("training", train), ("validation", val)) if p
-        ]
+        fitting = [_fitting("training", train, chat, environment, config)] if train else []
+        fitting += [_fitting("validation", val, chat, environment, config)] if val else []
         first = fitting[0][0][0]
         episode = asyncio.run(_talk(config, chat, lambda: environment(first, seed=config.run.seed), first))
         if episode.end in ("error", "aborted"):
@@ -133,7 +133,7 @@ def _chat_format(config: Config) -> ChatFormat:
 
 
 def _fitting(
-    kind: str, prompts: Sequence[Prompt], chat: ChatFormat, environment: EnvironmentFactory, config: Config
+    kind: Kind, prompts: Sequence[Prompt], chat: ChatFormat, environment: EnvironmentFactory, config: Config
 ) -> tuple[list[Prompt], str]:
     """The prompts that are short enough, and a line that counts them."""
     from mdapo.data.prompts import drop_overlong
@@ -149,7 +149,7 @@ def _fitting(
     def length(prompt: Prompt) -> int:
         return len(chat.prompt_ids(openings[prompt.uid]))
 
-    kept, dropped = drop_overlong(prompts, length, limit, config.data.overlong_prompts)
+    kept, dropped = drop_overlong(prompts, length, limit, config.data.overlong_prompts, kind=kind)
     left_out = f"; {dropped:,} longer than data.max_prompt_len={limit} left out" if dropped else ""
     return kept, f"{kind} prompts: {len(kept):,}{left_out}"
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+import mdapo
 from mdapo.errors import EXIT_STORAGE, StorageError, UserError, accept_any_text, is_storage
 
 HELP = """Post-train a dialogue language model with DAPO.
@@ -22,6 +23,23 @@ EXIT_CODES = (
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP, epilog=EXIT_CODES
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mdapo {mdapo.__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXIT_CODES)
+def options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+) -> None: ...
+
+
 ConfigArg = Annotated[
     str, typer.Argument(metavar="CONFIG", help="the run's YAML file, such as configs/quickstart.yaml")
 ]
@@ -59,6 +77,9 @@ def evaluate(config: ConfigArg, overrides: Overrides = None, nproc: NprocOption 
 
 
 def _start(config: str, overrides: list[str], *, nproc: int, only_evaluate: bool) -> int:
+    from mdapo.trainer.signals import RESUMES, exit_on_signal
+
+    exit_on_signal(lambda: print(f"mdapo: {RESUMES}", file=sys.stderr))  # until there are ranks to be asked
     from mdapo.config.load import load
     from mdapo.config.plan import require_plan
     from mdapo.trainer.launch import EVAL_FLAG, launch

@@ -52,6 +52,11 @@ def cannot_use(what: str, error: OSError) -> UserError | StorageError:
     return StorageError(text) if is_storage(error) else UserError(text)
 
 
+def shortened(text: str, *, limit: int = 200) -> str:
+    """``text``, cut to ``limit`` characters: what others raise may be pages, once for every conversation."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def accept_any_text() -> None:
     """What the locale cannot show is written as an escape, on stdout as on stderr: no run ends on a letter."""
     for stream in (sys.stdout, sys.stderr):

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from mdapo.config.paths import why_no_file
-from mdapo.errors import UserError
+from mdapo.errors import UserError, shortened
 
 
 def load(
@@ -61,7 +61,8 @@ def _import(source: str, *, name: str) -> ModuleType:
                 f"plug-in {name!r}: no module {error.name!r} (looked in {', '.join(sys.path[:3])} …)"
             ) from error
         what = error.msg if isinstance(error, SyntaxError) else str(error)  # else it says the file and line again
-        raise UserError(f"plug-in {name!r}: {_where(error, source)}: {type(error).__name__}: {what}") from error
+        what = f"{type(error).__name__}: {shortened(what)}"
+        raise UserError(f"plug-in {name!r}: {_where(error, source)}: {what}") from error
 
 
 def _from_file(path: Path) -> ModuleType:

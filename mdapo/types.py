@@ -170,7 +170,9 @@ class MicroBatch:
     advantages_R: torch.Tensor  # float32 [R]
     loss_weights_R: torch.Tensor  # float32 [R]
     rollout_logps_R: torch.Tensor  # float32 [R]
-    old_logps_R: torch.Tensor | None = None  # float32 [R]; None when the step is on-policy: logp.detach() stands in
+    # float32 [R], of the policy at the step's start; None for the first update of a step, where logp.detach() is the
+    # same. Neither says how old the policy was that wrote the tokens: rollout_logps_R and `tis_weights` do.
+    old_logps_R: torch.Tensor | None = None
     ref_logps_R: torch.Tensor | None = None  # float32 [R]; only with a KL term
     parents: tuple[int, ...] = ()  # N host ints when prefixes are shared, a parent before its children
 

@@ -8,8 +8,18 @@ if [ $# -lt 1 ]; then
     sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
     exit 2
 fi
-bin=${VENV:-$root/.venv}/bin
-[ -x "$bin/python" ] || bin=$(dirname "$(command -v python3)")
+python=${VENV:-$root/.venv}/bin/python
+if [ ! -x "$python" ]; then
+    python=$(command -v python3 || true) # a container that has everything needs no .venv
+    needed='import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, ("torch", "megatron", "typer"))))'
+    if [ -n "${VENV:-}" ]; then
+        echo "train: VENV=$VENV: no bin/python there; make it: VENV=$VENV bash scripts/install.sh" >&2
+        exit 2
+    elif [ -z "$python" ] || ! "$python" -c "$needed" 2>/dev/null; then
+        echo "train: no $root/.venv, and ${python:-python3} has not what mdapo needs; run: bash scripts/install.sh" >&2
+        exit 2
+    fi
+fi
 gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
 nproc=${NPROC_PER_NODE:-$([ "$gpus" -gt 0 ] && echo "$gpus" || echo 2)}
 nnodes=${NNODES:-1}
@@ -32,10 +42,10 @@ if ! [[ ${OMP_NUM_THREADS-1} =~ ^0*[1-9][0-9]{0,3}(,0*[1-9][0-9]{0,3})*$ ]]; the
     exit 2
 fi
 if [ "$node_rank" -eq 0 ]; then # it listens there
-    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" "$bin/python" -m mdapo.trainer.launch "$port"
+    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" "$python" -m mdapo.trainer.launch "$port"
 fi
 export PYTHONUTF8=1 # torch reads files of its own in the locale's encoding, which they are not in
-exec "$bin/python" -m torch.distributed.run \
+exec "$python" -m torch.distributed.run \
     --nnodes "$nnodes" --node-rank "$node_rank" --nproc-per-node "$nproc" \
     --master-addr "$master" --master-port "$port" \
     -m mdapo.trainer "$@"

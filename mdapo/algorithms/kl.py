@@ -37,10 +37,14 @@ def kl_estimate(logps_R: torch.Tensor, ref_logps_R: torch.Tensor, *, estimator: 
 def kl_to_go(kl_R: torch.Tensor, segment_R: torch.Tensor, *, gamma: float = 1.0) -> torch.Tensor:
     """Discounted sum of the KL of this and all later scored tokens of the same segment, [R].
 
-    Subtracted (times the coefficient) from the advantages this is a KL penalty *in the reward*, as REINFORCE++ has it
-    (arXiv 2501.03262). A discount step is a model token, as in `advantages.spread`: tokens in between that the policy
-    did not write have no place in ``_R`` and cost nothing. With gamma 0.9 and two scored tokens of KL 1 the first
-    gets 1.9.
+    Subtracted (times the coefficient) from the advantages this is a KL penalty *in the reward*, though not quite that
+    of REINFORCE++ (arXiv 2501.03262): there the penalised return, ``r - coef * KL to go``, is normalised over the
+    batch; here ``A - coef * KL to go`` with ``A`` normalised before, from the rewards alone. So the KL enters neither
+    baseline nor standard deviation ``S``, and the coefficient is in units of the advantage: theirs divided by ``S``
+    (with ``group_mean`` and ``rloo``, which divide by nothing, in units of the reward). The reason: advantages are
+    computed on rank 0 before any rank has the reference's log-probs. A discount step is a model token, as in
+    `advantages.spread`: tokens in between that the policy did not write have no place in ``_R`` and cost nothing. With
+    gamma 0.9 and two scored tokens of KL 1 the first gets 1.9.
     """
     returns, step = kl_R.double(), 1
     while step < len(returns):  # after k rounds each entry holds the sum over its next 2^k tokens

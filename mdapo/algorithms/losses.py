@@ -129,12 +129,15 @@ def make_loss_fn(cfg: Config) -> LossFn:
     """The loss of a micro-batch as the actor calls it: ``loss_fn(logps_R, entropies_R, micro_batch)``.
 
     Policy loss, minus ``entropy_coef`` times the entropy, plus ``kl.coef`` times the KL to the reference model, all
-    with the micro-batch's weights. ``old_logps_R`` None means that the step is on-policy: the forward pass's own
-    log-probs, detached, stand in (the ratio is exactly 1, the gradient the same). With ``kl.where == "reward"`` the
-    discounted KL to go of the policy before the update is taken from the advantages instead. With ``tis_cap`` each
-    token's weight is multiplied by `tis_weights`. Further metrics: ``entropy``, ``kl``, ``kl_loss``, ``entropy_loss``,
-    ``rollout_logp_gap`` (``|old - rollout|``), ``rollout_logp_gap_max``, ``rollout_kl`` (k3, engine to actor),
-    ``rollout_tokens``; with TIS ``tis_weight`` and ``tis_capped``. The loss itself is not among them.
+    with the micro-batch's weights. Old log-probs are those of the policy at the step's start, whoever wrote the tokens:
+    ``old_logps_R`` None means the first update of a step, where the forward pass's own log-probs, detached, are those
+    (the ratio is exactly 1, the gradient the same). That tokens of a carried group come from an older policy is not in
+    this ratio but in `tis_weights`, by which each token's weight is multiplied with ``tis_cap``; without, it is not
+    corrected. With ``kl.where == "reward"``, ``kl.coef`` times the discounted KL to go of the policy at the step's
+    start is taken from the advantages instead; these are normalised already (see `kl_to_go`). Further metrics:
+    ``entropy``, ``kl``, ``kl_loss``, ``entropy_loss``, ``rollout_logp_gap`` (``|old - rollout|``),
+    ``rollout_logp_gap_max``, ``rollout_kl`` (k3, engine to actor), ``rollout_tokens``; with TIS ``tis_weight`` and
+    ``tis_capped``. The loss itself is not among them.
     """
     algorithm = cfg.algorithm
     tis_cap = algorithm.rollout_correction.tis_cap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
 
     Raises ``UserError`` with all problems, each with its key, its place and, where one is near, what was meant.
     """
+    _require_current_folder()
     tree = read_file(Path(path), sections=SECTIONS)
     apply_overrides(tree, overrides, sections=SECTIONS)
     _empty_mappings(tree.data)
@@ -61,6 +63,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         raise UserError(lines(problems, tree.places))
     assert config is not None
     return Loaded(config, tree.places)
+
+
+def _require_current_folder() -> None:
+    """Each process of a run starts in it, whatever the paths are."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the current folder cannot be used: {error.strerror}; cd to one that exists") from error
 
 
 def _empty_mappings(data: dict[str, Any]) -> None:

@@ -105,7 +105,7 @@ class ModelFacts:
 
 def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFacts | None, list[Problem]]:
     """The facts of a model folder (None when ``config.json`` cannot be used), and everything that is wrong with it."""
-    facts, problems = _read(Path(folder), key)
+    facts, problems = _read(folder, key)
     if why_no_folder(folder):
         return facts, problems
     return facts, [*problems, *_weights(Path(folder), key)]
@@ -113,16 +113,18 @@ def read_model(folder: str | Path, *, key: str = "model.path") -> tuple[ModelFac
 
 def require_facts(folder: str | Path, *, key: str = "model.path") -> ModelFacts:
     """The facts of a folder whose ``config.json`` is that of a model we run. Raises ``UserError`` with every reason."""
-    facts, problems = _read(Path(folder), key)
+    facts, problems = _read(folder, key)
     require_none(problems)
     assert facts is not None, "what cannot be read is a problem"
     return facts
 
 
-def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
+def _read(folder: str | Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
+    path = Path(folder)
     if why := why_no_folder(path):
-        hub = re.fullmatch(r"[\w\-.]+/[\w\-.]+", str(path))
-        hint = f"; nothing is downloaded: hf download {path} --local-dir {path}" if hub else ""
+        hint = "; nothing is downloaded"
+        if _is_hub_name(str(folder)):
+            hint += f": hf download {folder} --local-dir {folder}"
         if path.name == QUICKSTART_MODEL:
             hint = "; scripts/fetch_model.py makes it"
         return None, [Problem(key, f"{why}: {path}{hint if why.startswith('no such') else ''}")]
@@ -143,6 +145,9 @@ def _read(path: Path, key: str) -> tuple[ModelFacts | None, list[Problem]]:
 
 def _impossible(raw: dict[str, Any]) -> Iterator[str]:
     """Numbers that no model can have."""
+    for key in ("num_key_value_heads", "head_dim", "max_position_embeddings"):  # may be left out
+        if raw.get(key) is not None and not _positive(raw[key]):
+            yield f"{key} must be a positive whole number, not {raw[key]!r}"
     heads, kv_heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
     if _positive(heads) and _positive(kv_heads) and heads % kv_heads:
         yield f"num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
@@ -173,6 +178,8 @@ def _refused(raw: dict[str, Any], architecture: str) -> Iterator[str]:
         yield f"attention_bias is not supported for {architecture}"
     if raw.get("mlp_bias"):
         yield "mlp_bias is not supported"
+    if raw.get("quantization_config"):
+        yield "quantization_config: quantized weights are not supported; save the model in float32 or bfloat16"
     if raw.get("partial_rotary_factor", 1.0) != 1.0:
         yield "partial_rotary_factor is not supported"
 
@@ -231,6 +238,12 @@ def _experts(raw: dict[str, Any]) -> Experts | None:
         ffn=ffn,
         shared_ffn=number("shared_expert_intermediate_size", default=number("n_shared_experts") * ffn),
     )
+
+
+def _is_hub_name(name: str) -> bool:
+    """Whether this reads like ``owner/model``, and not like a folder of this machine."""
+    owner, _, _ = name.partition("/")
+    return bool(re.fullmatch(r"\w[\w\-.]*/\w[\w\-.]*", name)) and owner != "models" and not Path(owner).exists()
 
 
 def _positive(value: Any) -> TypeGuard[int]:

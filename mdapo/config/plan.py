@@ -233,6 +233,11 @@ def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iter
         yield f"a step takes at least {-(-data.train_prompt_bsz // asked)} generation rounds"
     if filters.enable and filters.carry_over and filters.max_staleness == 0:
         yield "algorithm.filter_groups.max_staleness=0: surplus groups are too old by the next step, none is kept"
+    if filters.carry_over and filters.max_staleness > 0 and config.algorithm.rollout_correction.tis_cap == 0:
+        yield (
+            "algorithm.filter_groups.carry_over: surplus groups are trained on when the weights are newer, up to "
+            f"max_staleness={filters.max_staleness} versions, uncorrected (algorithm.rollout_correction.tis_cap=0)"
+        )
     if config.actor.lr_decay == "constant" and config.actor.min_lr > 0:
         yield "actor.min_lr does nothing with actor.lr_decay=constant"
     if config.algorithm.kl.enable and config.algorithm.kl.coef == 0:

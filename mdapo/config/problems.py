@@ -24,13 +24,6 @@ def either(values: Iterable[object]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def place_of(key: str, places: Mapping[str, str]) -> str | None:
-    """Where ``key`` was set, or the nearest thing around it that was."""
-    parts = key.split(".")
-    found = (places.get(".".join(parts[:i])) for i in range(len(parts), 0, -1))
-    return next((p for p in found if p is not None), None)
-
-
 def require_none(problems: Iterable[Problem]) -> None:
     """Raises ``UserError`` with every problem there is."""
     if told := lines(problems, {}):

@@ -10,6 +10,7 @@ from mdapo.config.problems import Problem, either
 from mdapo.config.schema import MIN_TEMPERATURE, Config
 
 MOST_GROUPS = 10_000  # that a suggestion looks through: no optimizer step has more
+LONGEST_NAME = 240  # bytes; file systems take 255, and folders that are moved aside get a number
 _URL = re.compile(r"https?://[^\s/]+/?")
 
 
@@ -28,12 +29,20 @@ def _run(config: Config) -> Iterator[Problem]:
     run = config.run
     if not re.fullmatch(r"[\w\-.+=]+", run.name) or run.name.strip(".") == "":
         yield Problem("run.name", f"names a folder: letters, digits, - _ . + = only, not {run.name!r}")
+    elif _bytes(run.name) > LONGEST_NAME:
+        yield Problem("run.name", f"is longer than {LONGEST_NAME} bytes, which no file system takes as a name")
+    if any(_bytes(part) > LONGEST_NAME for part in Path(run.dir).parts):
+        yield Problem("run.dir", f"has a folder whose name is longer than {LONGEST_NAME} bytes")
     if not run.dir:
         yield Problem("run.dir", "must not be empty")
     if not config.model.path:
         yield Problem("model.path", "must not be empty")
     if run.eval_every > 0 and not config.data.val_files:
         yield Problem("run.eval_every", f"is {run.eval_every}, but data.val_files is empty", ("data.val_files",))
+
+
+def _bytes(name: str) -> int:
+    return len(name.encode(errors="replace"))
 
 
 def _lengths(config: Config) -> Iterator[Problem]:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
+MAX_WHOLE = 2**31 - 1  # more is a slip of the pen, and fits in no tensor of indices or lengths
+Positive = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+NonNegative = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 MAX_NUMBER = 1e6  # more is a slip of the pen, and would end as infinity in the middle of a run
 PositiveFloat = Annotated[float, Field(gt=0.0, le=MAX_NUMBER)]

@@ -15,6 +15,7 @@ from mdapo.config.problems import Problem, require_none
 
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors library accepts
 INDEX = "model.safetensors.index.json"
+TRAINABLE = ("F64", "F32", "F16", "BF16")  # integers and 8-bit floats are quantized: numbers without their scale
 NAMED = 3  # of the weights that a message lists
 
 
@@ -41,10 +42,14 @@ def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.
         for name, shape in wanted.items()
         if name in found and found[name].shape != shape
     ]
+    untrainable = [
+        f"{name} is {found[name].dtype}" for name in wanted if name in found and found[name].dtype not in TRAINABLE
+    ]
     needless = {"lm_head.weight"} if facts.tied else set()  # some folders store the tied head a second time
     strange = [n for n in found if n not in wanted and n not in needless and not n.endswith(".rotary_emb.inv_freq")]
     reasons = [_some("tensors missing from *.safetensors", [name for name in wanted if name not in found])]
     reasons += [_some("weights that do not fit config.json", misshapen)]
+    reasons += [_some(f"weights that are none of {', '.join(TRAINABLE)}", untrainable)]
     reasons += [_some("weights that such a model does not have", strange)]
     return [Problem(key, f"{folder}: {reason}") for reason in reasons if reason]
 
@@ -52,6 +57,7 @@ def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.
 class _Stored(NamedTuple):
     file: Path
     shape: tuple[int, ...]
+    dtype: str
 
 
 def _find(folder: Path) -> tuple[dict[str, _Stored], list[str]]:
@@ -65,15 +71,15 @@ def _find(folder: Path) -> tuple[dict[str, _Stored], list[str]]:
         return {}, [f"{index}: {error}"]
     for file in sorted(folder.glob("*.safetensors") if listed is None else {folder / f for f in listed.values()}):
         try:
-            shapes = _shapes(file)
+            stored = _header(file)
         except FileNotFoundError:
             problems.append(f"{file}: missing, named by the index")
         except (OSError, ValueError, RecursionError) as error:
             problems.append(f"{file}: {error}")
         else:
-            own = shapes if listed is None else [name for name in shapes if listed.get(name) == file.name]
+            own = stored if listed is None else [name for name in stored if listed.get(name) == file.name]
             problems += [f"{file}: {name} is in {found[name].file.name} too" for name in own if name in found]
-            found |= {name: _Stored(file, shapes[name]) for name in own}
+            found |= {name: stored[name] for name in own}
     return found, problems
 
 
@@ -94,8 +100,8 @@ def _some(what: str, names: list[str]) -> str:
     return f"{what}: {', '.join(names[:NAMED])}{more}" if names else ""
 
 
-def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Name to shape. ValueError for what is no safetensors file, or one cut short."""
+def _header(file: Path) -> dict[str, _Stored]:
+    """What a file holds, by name. ValueError for what is no safetensors file, or one cut short."""
     with file.open("rb") as source:
         length = int.from_bytes(source.read(8), "little")
         if not 0 < length <= MAX_HEADER_BYTES:
@@ -106,10 +112,13 @@ def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
         header: dict[str, Any] = json.loads(text)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        shapes = {name: tuple(int(n) for n in entry["shape"]) for name, entry in entries.items()}
+        stored = {
+            name: _Stored(file, tuple(int(n) for n in entry["shape"]), str(entry["dtype"]))
+            for name, entry in entries.items()
+        }
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError("no safetensors file: its header cannot be read") from error
     if (held := file.stat().st_size - 8 - length) < end:
         raise ValueError(f"cut short: it holds {held:,} of {end:,} bytes of weights")
-    return shapes
+    return stored

@@ -104,10 +104,13 @@ def _say(item: Mapping[str, Any]) -> str:
         )
     if kind in _BOUNDS:
         words, name = _BOUNDS[kind]
-        return f"must be {words} {context[name]:g}, not {describe(value)}"
+        return f"must be {words} {context[name]:.10g}, not {describe(value)}"
     if kind in ("too_short", "too_long", "missing_argument"):
         wanted = context.get("min_length", context.get("max_length"))
         return f"must have {wanted} entries, not {context.get('actual_length')}"
+    if kind == "string_too_short":
+        assert context["min_length"] == 1, "no text has another limit"
+        return "must not be empty"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {describe(value)}"
     return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {describe(value)}"

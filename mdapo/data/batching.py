@@ -167,7 +167,8 @@ def _turn_credit(
         before.append(known or (0.0,) * episode.num_agent_turns)
     estimator = cfg.algorithm.advantage_estimator
     assert estimator is not None
-    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N)
+    tokens = [[int(t.mask.sum()) for t in episode.turns if t.role == "assistant"] for episode in episodes]
+    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N, tokens=tokens)
 
 
 def _sample(

@@ -23,10 +23,11 @@ import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mdapo.config.paths import why_no_folder
-from mdapo.errors import UserError
+from mdapo.errors import UserError, shortened
 from mdapo.types import Message
 
 _SAY = "Words of the assistant."  # dummy assistant text; what comes after it is what the template adds
+_OWN_TEMPLATE = "the tokenizer's chat template (model.chat_template replaces it)"
 _TOOL_TEXT = "Words of the tool."
 _DATE = "26 Jul 2024"  # templates that print today's date would change the prompts of a resumed run
 _PRIVATE = [chr(c) for c in range(0xE000, 0xE100)]
@@ -80,6 +81,7 @@ class ChatFormat:
 
     tokenizer: PreTrainedTokenizerFast
     template: str
+    source: str = _OWN_TEMPLATE  # what messages call the template
     stop_ids: tuple[int, ...] = ()
     close_ids: tuple[int, ...] = ()
     tool_as_user: bool = False
@@ -107,11 +109,17 @@ class ChatFormat:
                 tokenizer.chat_template = Path(template).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise UserError(f"model.chat_template: cannot read {template}: {_first_line(error)}") from error
-        return cls.from_tokenizer(tokenizer, eos_ids=_generation_eos(folder))
+        source = f"model.chat_template={template}" if template is not None else _OWN_TEMPLATE
+        return cls.from_tokenizer(tokenizer, eos_ids=_generation_eos(folder), source=source)
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerFast, *, eos_ids: Sequence[int] = ()) -> ChatFormat:
-        """``eos_ids``: further stop tokens (a generation config's); the tokenizer's own eos may be wrong: unused."""
+    def from_tokenizer(
+        cls, tokenizer: PreTrainedTokenizerFast, *, eos_ids: Sequence[int] = (), source: str = _OWN_TEMPLATE
+    ) -> ChatFormat:
+        """``eos_ids``: further stop tokens (a generation config's); the tokenizer's own eos may be wrong: unused.
+
+        ``source``: what messages call the template.
+        """
         template = tokenizer.chat_template
         if isinstance(template, dict):
             template = template.get("default")
@@ -119,7 +127,7 @@ class ChatFormat:
             what = "no chat template" if tokenizer.is_fast else "a slow tokenizer; a tokenizer.json is needed"
             raise UserError(f"model.path: the tokenizer has {what} (give a template with model.chat_template)")
         tokenizer.clean_up_tokenization_spaces = False  # "tidied" text is not what the policy wrote
-        chat = cls(tokenizer=tokenizer, template=template)
+        chat = cls(tokenizer=tokenizer, template=template, source=source)
         chat._control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         names = sorted(chat._control, key=len, reverse=True)
         if names:
@@ -188,11 +196,11 @@ class ChatFormat:
             text = self.tokenizer.apply_chat_template(
                 rows, chat_template=self.template, tokenize=False, add_generation_prompt=generate, date_string=_DATE
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program: it may raise anything, such as ZeroDivisionError
             roles = ", ".join(m.role for m in messages)
-            raise UserError(
-                f"model.chat_template: refuses a conversation of roles {roles}: {_first_line(error)}"
-            ) from error
+            kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+            why = f"{kind}{_first_line(error)}"
+            raise UserError(f"{self.source}: refuses a conversation of roles {roles}: {why}") from error
         return str(text), private
 
     def _encode(self, text: str, private: str) -> list[int]:
@@ -233,7 +241,7 @@ class ChatFormat:
             what = (
                 "writes no control token after an assistant's text" if found else "leaves out earlier assistant turns"
             )
-            raise UserError(f"model.chat_template: {what}; a turn's end cannot be told")
+            raise UserError(f"{self.source}: {what}; a turn's end cannot be told")
         self._end_of_turn = end[0]
         self.close_ids = tuple(self._plain(tail[: end.end()], special=True))
         known = range(len(self.tokenizer))
@@ -298,11 +306,17 @@ def _generation_eos(folder: Path) -> list[int]:
     if not file.is_file():
         return []
     try:
-        eos: Any = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
+        raw: Any = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: {_first_line(error)}") from error
-    return [i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)]
+    if not isinstance(raw, dict):
+        raise UserError(f"{file}: must hold a JSON object")
+    eos = raw.get("eos_token_id")
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise UserError(f"{file}: eos_token_id must be a whole number or a list of them, not {eos!r:.60}")
+    return ids
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:300]
+    return shortened(str(error).strip().split("\n")[0])

@@ -17,6 +17,7 @@ from mdapo.types import Prompt
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "environments" / "scenarios"
 _PACKAGE = "package:"
+Kind = Literal["training", "validation"]
 
 
 def load_prompts(files: Sequence[str], cfg: Data) -> list[Prompt]:
@@ -83,24 +84,27 @@ def drop_overlong(
     length_fn: Callable[[Prompt], int],
     max_len: int,
     policy: Literal["drop", "error"],
+    *,
+    kind: Kind,
 ) -> tuple[list[Prompt], int]:
     """Prompts of at most ``max_len`` tokens, and how many were longer.
 
-    Raises ``UserError`` when there is one (``error``) or when none is left.
+    Raises ``UserError`` when there is one (``error``) or when none is left; it names the files of this ``kind``.
     """
     lengths = [length_fn(p) for p in prompts]
     kept = [p for p, n in zip(prompts, lengths, strict=True) if n <= max_len]
     dropped = len(prompts) - len(kept)
-    limit = f"data.max_prompt_len={max_len}"
+    limit, files = f"data.max_prompt_len={max_len}", "data.train_files" if kind == "training" else "data.val_files"
     if dropped and policy == "error":
         problems = Problems()
         for p, n in zip(prompts, lengths, strict=True):
             if n > max_len:
-                problems.add(f"{p.uid}: {n} tokens, more than {limit} (data.overlong_prompts=drop leaves it out)")
+                more = f"{n} tokens, more than {limit} (data.overlong_prompts=drop leaves it out)"
+                problems.add(f"{files}: {p.uid}: {more}")
         raise UserError(problems.lines)
     if not kept:
-        shortest = min(lengths, default=0)
-        raise UserError(f"{limit}: all {len(prompts)} prompts are longer; the shortest has {shortest} tokens")
+        shortest = f"the shortest has {min(lengths, default=0)} tokens"
+        raise UserError(f"{files}: all {len(prompts)} prompts are longer than {limit}; {shortest}")
     return kept, dropped
 
 
@@ -140,10 +144,6 @@ class PromptStream:
     def exhausted(self) -> bool:
         """True when ``epochs`` are dealt out and nothing is to come again."""
         return not self._again and self._epochs is not None and self.epoch >= self._epochs
-
-    @property
-    def num_outstanding(self) -> int:
-        return sum(map(len, self._outstanding.values()))
 
     def next(self, n: int) -> list[Prompt]:
         """The next ``n`` prompts, over the edge of an epoch where needed; fewer only when the stream is exhausted."""

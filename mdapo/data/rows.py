@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +96,11 @@ def _parse(raw: bytes) -> Row:
     if raw.startswith(_BOM):
         raise RowError("row: starts with a byte order mark; save the file as plain UTF-8")
     try:
-        row = json.loads(raw.decode("utf-8").rstrip(), parse_constant=_no_constant)
+        row = json.loads(
+            raw.decode("utf-8").rstrip(), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_object
+        )
+    except RowError:
+        raise
     except UnicodeDecodeError as error:
         raise RowError(f"row: not UTF-8 (byte {error.start})") from error
     except RecursionError as error:
@@ -110,6 +116,22 @@ def _parse(raw: bytes) -> Row:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise RowError(f"row: {text:.40} is beyond the largest number, 1.8e308")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python would keep the last of two equal keys without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise RowError(f"row: key {twice!r:.60} comes twice in one object")
+    return found
 
 
 def _read_parquet(file: Path, problems: Problems) -> Iterator[tuple[int, Row]]:

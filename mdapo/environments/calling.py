@@ -1,7 +1,8 @@
 """Make a configured environment and hold it to its contract: what it may return is checked where it returns it.
 
-What an environment *raises* may be its network's fault and is the caller's to judge. What it *returns* wrongly, and a
-call of ``sys.exit``, is a bug of the plug-in: one ``UserError`` with its name.
+What an environment *raises* may be its network's fault and is the caller's to judge. What it *returns* wrongly is a bug
+of the plug-in, and so is what it raises that is no ``Exception`` (``sys.exit``, a leaked cancellation), which would be
+taken for the run's own: one ``UserError`` with its name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mdapo.config.schema import Plugin
 from mdapo.environments import BUILTIN
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, EnvironmentFactory, Observation
-from mdapo.errors import UserError
+from mdapo.errors import UserError, shortened
 from mdapo.types import EndReason, Message, Prompt, Role
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ def load_environment(cfg: Plugin) -> Callable[..., Environment]:
     factory = plugins.load(cfg.name, builtin=BUILTIN, required=("prompt", "seed"), args=cfg.args)
 
     def make(prompt: Prompt, *, seed: int) -> Environment:
-        made = _unless_it_exits(cfg.name, "the constructor", lambda: factory(prompt, seed=seed, **cfg.args))
+        made = _unless_it_ends_all(cfg.name, "the constructor", lambda: factory(prompt, seed=seed, **cfg.args))
         return _Checked(made, cfg.name)
 
     return make
@@ -52,7 +53,7 @@ async def openings_of(
                 limit = f"{timeout_s:g} s (rollout.episode_timeout_s)"
                 raise UserError(f"environment.name={name}: {prompt.uid}: no opening after {limit}") from error
             what = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
-            raise UserError(f"environment.name={name}: refuses {prompt.uid}: {what}") from error
+            raise UserError(f"environment.name={name}: refuses {prompt.uid}: {shortened(what)}") from error
     return openings
 
 
@@ -63,14 +64,14 @@ class _Checked:
         self._inner, self._name = inner, name
 
     def opening(self) -> tuple[Message, ...]:
-        found = _unless_it_exits(self._name, "opening()", lambda: self._inner.opening())
+        found = _unless_it_ends_all(self._name, "opening()", lambda: self._inner.opening())
         wanted = "a sequence of one or more mdapo.types.Message"
         if not isinstance(found, list | tuple) or not found:
             raise self._wrong("opening()", found, wanted)
         return self._messages("opening()", found, wanted, get_args(Role))
 
     def observe(self, messages: Sequence[Message]) -> Observation:
-        found = _unless_it_exits(self._name, "observe()", lambda: self._inner.observe(messages))
+        found = _unless_it_ends_all(self._name, "observe()", lambda: self._inner.observe(messages))
         wanted = "an mdapo.environments.base.Observation"
         if not isinstance(found, Observation):
             raise self._wrong("observe()", found, wanted)
@@ -95,8 +96,7 @@ class _Checked:
         return tuple(found)
 
     def _wrong(self, call: str, found: object, wanted: str, *, inside: bool = False) -> UserError:
-        shown = ascii(found)
-        shown = shown if len(shown) <= 100 else f"{shown[:97]}..."
+        shown = shortened(ascii(found), limit=100)
         kind = "" if found is None else f" ({type(found).__name__})"
         where = " among its messages" if inside else ""
         return UserError(f"environment.name={self._name}: {call} returned {shown}{kind}{where}; expected {wanted}")
@@ -110,9 +110,13 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def _unless_it_exits(name: str, call: str, work: Callable[[], T]) -> T:
-    """``work()``; an exit of the plug-in is no end of the run, let alone a good one."""
+def _unless_it_ends_all(name: str, call: str, work: Callable[[], T]) -> T:
+    """``work()``; an exit of the plug-in is no end of the run, let alone a good one, nor is a cancellation of its own a
+    signal to stop."""
     try:
         return work()
-    except SystemExit as error:
-        raise UserError(f"environment.name={name}: {call} called sys.exit({error.code})") from error
+    except Exception:
+        raise
+    except BaseException as error:  # signals reach the main thread, plug-ins run in others
+        what = f"called sys.exit({error.code})" if isinstance(error, SystemExit) else f"raised {type(error).__name__}"
+        raise UserError(f"environment.name={name}: {call} {what}") from error

@@ -76,7 +76,10 @@ def load(actor: Actor, folder: Path) -> None:
 
 
 def optimizer_steps(actor: Actor) -> set[float]:
-    """The step counts that the optimizer's parameters hold (all the same when it is sound)."""
+    """The step counts that the optimizer's parameters hold (all the same when it is sound).
+
+    Only a test asks: here it shares `_chained` with the code that mends what core loses of them.
+    """
     inner = [getattr(o, "optimizer", o) for o in _chained(actor)]
     return {float(entry["step"]) for optimizer in inner for entry in optimizer.state.values()}
 

@@ -44,11 +44,6 @@ class Layout:
         return self.pp_rank == self.pp - 1
 
     @property
-    def leads_dp_rank(self) -> bool:
-        """The rank of a data-parallel replica that receives its share and passes it on."""
-        return self.tp_rank == 0 and self.pp_rank == 0
-
-    @property
     def token_multiple(self) -> int:
         """Tokens of a packed micro-batch must divide by this (a dummy segment fills up)."""
         return self.tp if self.sequence else 1

@@ -21,6 +21,7 @@ from mdapo.types import EndReason, Message, Prompt, Score
 Style = Literal["ours", "verl", "trl"]
 MAX_REWARD = 1e6  # in size: sums of more lose the small differences that teach, and end as infinity in float32
 MAX_PART = 1e30  # of what is only logged
+ROUNDING = 1e-6  # of an outcome that a sum of shares carries past 0 or 1
 _ACCURACY = ("acc", "success")  # names of the raw outcome in a mapping
 
 
@@ -129,11 +130,11 @@ def read_verdict(result: Any) -> Verdict:
     if isinstance(result, Score):
         if not result.valid:
             raise BadReward("said that it is not valid")
-        return Verdict(_number(result.value), _number(result.outcome), _numbers(result.parts))
+        return Verdict(_number(result.value), _outcome(result.outcome, "outcome"), _numbers(result.parts))
     if isinstance(result, Mapping):
         if "score" not in result:
             raise BadReward("returned a mapping without score")
-        outcome = next((_number(result[k]) for k in _ACCURACY if k in result), None)
+        outcome = next((_outcome(result[k], k) for k in _ACCURACY if k in result), None)
         rest = {k: v for k, v in result.items() if k != "score"}
         return Verdict(_number(result["score"]), outcome, _numbers(rest))
     return Verdict(_number(result))
@@ -153,6 +154,14 @@ def _number(value: Any, *, limit: float = MAX_REWARD) -> float:
     if abs(number) > limit:
         raise BadReward(f"returned a number beyond {limit:g}")
     return number
+
+
+def _outcome(value: Any, name: str) -> float:
+    """A raw outcome: filters and success rates take it for a share of 1."""
+    number = _number(value)
+    if not -ROUNDING <= number <= 1.0 + ROUNDING:
+        raise BadReward(f"returned {name} outside 0 to 1")
+    return min(max(number, 0.0), 1.0)
 
 
 def _numbers(parts: Mapping[Any, Any]) -> dict[str, float]:

@@ -29,7 +29,7 @@ class RewardRunner:
     With ``reward.workers`` the parts run in processes that are killed at ``reward.timeout_s`` a part and replaced;
     without, in this process, which is for mdapo's own rewards only.
     A part that raises, hangs, dies or returns no number, or one beyond 1e6 in size, makes the score invalid;
-    ``errors`` counts why.
+    ``errors`` counts why, each episode once.
     """
 
     def __init__(self, cfg: RewardCfg, *, default: str | None = None, every_turn: bool = False) -> None:
@@ -59,14 +59,19 @@ class RewardRunner:
         """Never raises for what a function does. An episode that ended in an infrastructure error is not scored."""
         if episode.end == "error":
             return _UNSCORED
-        score = self._combine(await self._answers(episode, episode.messages))
+        answers = await self._answers(episode, episode.messages)
+        self._count(answers)
+        score = self._combine(answers)
         if self.every_turn and score.valid:
             score = replace(score, before=await self._before_turns(episode))
-        self._step_scored += 1
         return score
 
     async def _before_turns(self, episode: Episode) -> tuple[float, ...]:
-        """The value before each agent turn: 0 before the first, then that of the conversation so far."""
+        """The value before each agent turn: 0 before the first, then that of the conversation so far.
+
+        Where the reward has none for an unfinished conversation, that before the earlier turn stands: what the two
+        turns gained is then the later one's. It is no failure; only the whole episode's is.
+        """
         said = [i for i, m in enumerate(episode.messages) if m.role == "assistant" and i >= _opening(episode)]
         values = [0.0] * len(said[:1])
         for start in said[1:]:
@@ -86,19 +91,19 @@ class RewardRunner:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._ask, as_json(**call))
 
-    def end_step(self) -> Counter[str]:
-        """The step's errors by "part: reason"; starts the next count.
-
-        Raises ``UserError`` when a larger share than ``reward.max_error_rate`` of the step's episodes had no reward.
-        """
-        scored = self._step_scored
-        errors = self.end_evaluation()
-        failed = errors.total()
-        if failed > self.cfg.max_error_rate * scored:
-            why = [f"  {line}" for line in told(errors)]
+    def check_step(self, *, at_least: int = 0) -> None:
+        """Raises ``UserError`` when a larger share than ``reward.max_error_rate`` of the step's episodes so far, of
+        which there are ``at_least`` so many, had no reward; the count starts anew then."""
+        scored, failed = self._step_scored, self._step_errors.total()
+        if scored >= at_least and failed > self.cfg.max_error_rate * scored:
+            why = [f"  {line}" for line in told(self.end_evaluation())]
             limit = f"reward.max_error_rate={self.cfg.max_error_rate}"
             raise UserError([f"{failed} of {scored} episodes of this step got no reward, more than {limit}:", *why])
-        return errors
+
+    def end_step(self) -> Counter[str]:
+        """The step's errors by "part: reason"; starts the next count. Raises as ``check_step`` does."""
+        self.check_step()
+        return self.end_evaluation()
 
     def end_evaluation(self) -> Counter[str]:
         """The errors since the last count by "part: reason"; starts the next one, so that a step's rate is its own."""
@@ -154,13 +159,19 @@ class RewardRunner:
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
-    def _combine(self, answers: Sequence[Mapping[str, Any]]) -> Score:
-        """``answers``: ``value``, ``outcome``, ``parts`` of each part, or ``error``."""
+    def _count(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """One episode more, and why it has no score, if so: the first part that failed."""
+        self._step_scored += 1
         for name, answer in zip(self.names, answers, strict=False):  # a lost process leaves the last ones out
             if "error" in answer:
                 self.errors[f"{name}: {answer['error']}"] += 1
                 self._step_errors[f"{name}: {answer['error']}"] += 1
-                return _UNSCORED
+                return
+
+    def _combine(self, answers: Sequence[Mapping[str, Any]]) -> Score:
+        """``answers``: ``value``, ``outcome``, ``parts`` of each part, or ``error``."""
+        if any("error" in answer for answer in answers):
+            return _UNSCORED
         parts: dict[str, float] = {}
         for name, answer in zip(self.names, answers, strict=True):
             parts[name] = answer["value"]

@@ -27,12 +27,15 @@ from mdapo.types import Episode, Group, Prompt, Score
 
 STALE, SURPLUS = "stale", "surplus"
 FAILURES_TOLD = 3
+ROUNDS_ALL_FAILED = 2  # in which every conversation failed, and a step is given up: each prompt was asked once more
 
 
 class Rewards(Protocol):
-    """What is needed of ``rewards/runner.py``: scores one episode, and closes a step's count of failures."""
+    """What is needed of ``rewards/runner.py``: scores one episode, judges and closes a step's count of failures."""
 
     async def score(self, episode: Episode) -> Score: ...
+
+    def check_step(self, *, at_least: int = 0) -> None: ...
 
     def end_step(self) -> Counter[str]: ...
 
@@ -129,9 +132,11 @@ class DynamicBatch:
                 self._judge(group, ledger)
             if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
                 self.notify(self._summary(len(prompts), ledger))
-        if ledger.episodes and all(episode.end == "error" for episode in ledger.episodes):
-            count = len(ledger.episodes)
-            raise UserError([f"all {count} conversations of this step failed:", *(f"  {w}" for w in self.told())])
+            # Not after the last round only: what is broken takes its deadline each time.
+            self.rewards.check_step(at_least=self._to_ask(target) * self.config.rollout.n_resp_per_prompt)
+            if ledger.rounds == ROUNDS_ALL_FAILED:
+                self._raise_if_all_failed(ledger)
+        self._raise_if_all_failed(ledger)
         failures = self.rewards.end_step()
         if failures:
             self.notify(f"rewards that failed: {_reasons(failures)}")
@@ -155,6 +160,11 @@ class DynamicBatch:
         """The first ``FAILURES_TOLD`` of ``failures``, and how many more."""
         more = len(self.failures) - FAILURES_TOLD
         return [*self.failures[:FAILURES_TOLD], *([f"... and {more} more"] if more > 0 else [])]
+
+    def _raise_if_all_failed(self, ledger: _Ledger) -> None:
+        if ledger.episodes and all(episode.end == "error" for episode in ledger.episodes):
+            count = len(ledger.episodes)
+            raise UserError([f"all {count} conversations of this step failed:", *(f"  {w}" for w in self.told())])
 
     # ---- rounds --------------------------------------------------------------------------------------------------
 

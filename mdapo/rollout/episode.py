@@ -16,7 +16,7 @@ import numpy as np
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, Observation
-from mdapo.errors import UserError
+from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
 from mdapo.rollout.seeds import mix
 from mdapo.types import EndReason, Episode, Message, Prompt, Turn
@@ -167,7 +167,7 @@ class _Talk:
         except UserError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"the environment's opening failed: {error!r}") from error
+            raise EnvironmentFailed(f"the environment's opening failed: {shortened(repr(error))}") from error
         self.messages = list(opening)
         self.prompt_ids = self.chat.prompt_ids(self.messages)
         self.ids = list(self.prompt_ids)
@@ -217,7 +217,8 @@ class _Talk:
         except UserError:
             raise
         except Exception as error:
-            raise EnvironmentFailed(f"the environment failed in turn {len(self.turns)}: {error!r}") from error
+            why = shortened(repr(error))
+            raise EnvironmentFailed(f"the environment failed in turn {len(self.turns)}: {why}") from error
         self.messages += observation.messages
         return observation
 

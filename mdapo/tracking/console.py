@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from mdapo.errors import StorageError
 from mdapo.tracking.metrics import Metrics
 
 # What a step line shows: label, metric. What a step does not have is left out.
@@ -34,8 +36,18 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 )
 
 
+class _Rich(RichConsole):
+    """Rich ends the process with ``SystemExit`` where nobody reads the other end of a pipe any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 class Console:
-    """Step lines and messages on ``file`` (default: stdout). Safe to call from several threads."""
+    """Step lines and messages on ``file`` (default: stdout). Safe to call from several threads.
+
+    ``StorageError`` where that cannot be written.
+    """
 
     def __init__(
         self,
@@ -48,7 +60,7 @@ class Console:
     ) -> None:
         self._total, self._first, self._clock, self._started = total_steps, first_step, clock, clock()
         out = file if file is not None else sys.stdout
-        self._rich = RichConsole(file=out, force_terminal=terminal, highlight=False, soft_wrap=True)
+        self._rich = _Rich(file=out, force_terminal=terminal, highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
         if self._rich.is_terminal:
             self._progress = _progress(self._rich)
@@ -57,11 +69,13 @@ class Console:
 
     def say(self, text: str) -> None:
         """A message in lines of its own; ``text`` is shown as it is, control characters escaped."""
-        self._rich.print(printable(text), markup=False)
+        with _writing():
+            self._rich.print(printable(text), markup=False)
 
     def show(self, renderable: RenderableType) -> None:
         """A table, say."""
-        self._rich.print(renderable)
+        with _writing():
+            self._rich.print(renderable)
 
     def doing(self, text: str) -> None:
         """What is going on within the step ("collecting 3/8"); shown beside the bar, nowhere else."""
@@ -87,6 +101,14 @@ class Console:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+@contextmanager
+def _writing() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"the output (stdout) cannot be written: {error.strerror}") from error
 
 
 def step_pairs(metrics: Metrics) -> list[tuple[str, str]]:

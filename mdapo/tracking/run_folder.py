@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ LOCK = ".lock"
 CONFIG = "config.yaml"
 ENVIRONMENT = "env.json"
 EVAL = "eval"  # what `mdapo eval` writes, also before there is a run
+CHECKPOINTS = "checkpoints"
+FOLDERS = (CHECKPOINTS, EVAL, "episodes", "replay", "hf", ".hf.partial", "tensorboard")
+REPLACED = ("hf", ".hf.partial")  # by renaming, which a link withstands
+FILES = ("metrics.jsonl", "summary.json", ENVIRONMENT)
 # A run that differs in one of these is another run: its weights or its prompt cursor would mean something else.
 IDENTITY = ("run.seed", "model.path", "data.train_files", "environment.name", "debug.mode")
 SECRET_ENDINGS = ("api_key", "apikey", "secret", "password", "access_token", "auth_token")
@@ -48,19 +52,30 @@ class RunFolder:
         self.path, self._lock, self._notify = path, lock, notify
         self._former, self._config, self._fresh, self._environment = former, config, fresh, environment
 
-    def claim(self) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether it holds this run, by its configuration, which is to be resumed."""
+        return self._former is not None and not self._fresh and not self._others()
+
+    def _others(self) -> list[str]:
+        changed = differences(self._former or {}, self._config)
+        return [line for line in changed if line.split(":")[0] in IDENTITY]
+
+    def claim(self, *, lost: str | None = None) -> None:
         """Make it this run's: another run in it is moved aside, ``config.yaml`` and ``env.json`` are written.
 
+        ``lost`` says why this very run, if that is what it holds, cannot go on: it is then moved aside as well.
         Raises ``UserError`` or ``StorageError`` when it cannot be written.
         """
         with usable(self.path):
-            if self._former is not None:
-                changed = differences(self._former, self._config)
-                other = [line for line in changed if line.split(":")[0] in IDENTITY]
-                if other or self._fresh:
-                    self._move_aside("; ".join(other) or "run.resume: never")
-                elif changed:
+            if self.goes_on and lost is not None:
+                self._move_aside(lost)
+            elif self.goes_on:
+                changed = differences(self._former or {}, self._config)
+                if changed:
                     self._notify(f"{self.path}: goes on with changed settings: " + "; ".join(changed))
+            elif self._former is not None:
+                self._move_aside(f"held another run ({'; '.join(self._others()) or 'run.resume: never'})")
             config = yaml.safe_dump(dict(self._config), sort_keys=False, allow_unicode=True)
             _keep_and_write(self.path / CONFIG, config)
             if self._environment is not None:
@@ -72,7 +87,7 @@ class RunFolder:
         aside = _free_name(self.path.parent, self.path.name, "")
         self.path.rename(aside)
         os.close(self._lock)
-        self._notify(f"{self.path}: held another run ({why}); it is kept as {aside}")
+        self._notify(f"{self.path}: {why}; it is kept as {aside}")
         self.path.mkdir(exist_ok=True)
         self._lock = _lock(self.path)
 
@@ -93,8 +108,8 @@ def open_run_folder(
     The same run is resumed. Another run in the folder (another seed, model, data, environment or debug.mode; any, when
     ``fresh``) is moved aside to ``path.1``, ``path.2``, … and named to ``notify``. Changed keys are named too; a
     changed ``config.yaml`` or ``env.json`` stays beside the new one as ``config.1.yaml``, ….
-    Raises ``UserError`` when a process works in the folder, when it holds something else, or when it cannot be written;
-    ``StorageError`` when the storage is full or read-only.
+    Raises ``UserError`` when a process works in the folder, when it holds something else, a file where the run needs a
+    folder or the other way round, or when it cannot be written; ``StorageError`` when the storage is full or read-only.
     """
     with usable(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -107,7 +122,14 @@ def open_run_folder(
             os.close(lock)
             raise
     config = redact(config)
-    return RunFolder(path, lock, former=former, config=config, fresh=fresh, environment=environment, notify=notify)
+    folder = RunFolder(path, lock, former=former, config=config, fresh=fresh, environment=environment, notify=notify)
+    if folder.goes_on:
+        try:
+            _refuse_odd_entries(path, folders=FOLDERS, files=FILES)
+        except UserError:
+            folder.close()
+            raise
+    return folder
 
 
 @contextmanager
@@ -125,11 +147,25 @@ def open_eval_folder(run: Path) -> Path:
     Raises ``UserError`` or ``StorageError``.
     """
     folder = run / EVAL
+    _refuse_odd_entries(run, folders=(CHECKPOINTS, EVAL), files=())
     with usable(run):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     return folder
+
+
+def _refuse_odd_entries(path: Path, *, folders: Sequence[str], files: Sequence[str]) -> None:
+    """``UserError`` for what the run could not write, or would take for absent: a link that leads nowhere, say."""
+    odd = [f"{path / name}: is no folder" for name in folders if _is_there(path / name) and not (path / name).is_dir()]
+    odd += [f"{path / name}: is a link" for name in folders if name in REPLACED and (path / name).is_symlink()]
+    odd += [f"{path / name}: is no file" for name in files if _is_there(path / name) and not (path / name).is_file()]
+    if odd:
+        raise UserError([*odd, f"{path}: move that away, or choose another run.name"])
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def differences(former: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -169,7 +205,7 @@ def _lock(path: Path) -> int:
 
 def _keep_and_write(path: Path, text: str) -> None:
     if path.exists():
-        if path.read_text(encoding="utf-8") == text:
+        if path.read_bytes() == text.encode():
             return
         # A copy, so that a kill at any point leaves the folder recognisable as a run's.
         shutil.copyfile(path, _free_name(path.parent, path.stem, path.suffix))
@@ -190,7 +226,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # not UTF-8, or a date that is none
         raise UserError(f"{path}: not readable as YAML; repair it or choose another run.name") from error
     return loaded if isinstance(loaded, dict) else {}
 

@@ -45,6 +45,8 @@ class Tracker:
         self.offset = _whole_lines(self._descriptor, resume_offset)
         if self.offset < resume_offset:
             notify(f"{path}: {self.offset} bytes of the {resume_offset} written until step {resume_step} are left")
+        if odd := _odd_lines(os.pread(self._descriptor, self.offset, 0)):
+            notify(f"{path}: damaged before step {resume_step}, and left so: {odd}")
         os.ftruncate(self._descriptor, self.offset)
         os.fsync(self._descriptor)
         self._last_step = resume_step
@@ -129,6 +131,20 @@ class _TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _odd_lines(text: bytes) -> str:
+    """Names the first line that is no step's, or one after a later step's; empty when there is none."""
+    last = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return f"line {number} is no step's"
+        if not isinstance(step, int) or step <= last:
+            return f"line {number} is of step {step}, after step {last}"
+        last = step
+    return ""
 
 
 def _whole_lines(descriptor: int, limit: int) -> int:

@@ -19,7 +19,7 @@ from mdapo.errors import (
 )
 from mdapo.trainer.launch import EVAL_FLAG, die_with_parent, write_outcome
 from mdapo.trainer.quiet import silence_known_warnings
-from mdapo.trainer.signals import Interrupted
+from mdapo.trainer.signals import RESUMES, Interrupted, exit_on_signal
 
 # How gloo says that the other side of a connection is not there any more.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -27,6 +27,8 @@ PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken
 
 def main(arguments: Sequence[str]) -> int:
     """Run one rank; exit codes as in the README. What people can mend is said in one message, without a traceback."""
+    # Not the cause of anything: torchrun, too, tells the ranks to leave when one of them has failed.
+    exit_on_signal(lambda: finish(EXIT_INTERRUPTED, f"mdapo: {RESUMES}", lost_peer=True))
     die_with_parent()
     accept_any_text()
     silence_known_warnings()

@@ -11,9 +11,12 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from mdapo.errors import cannot_use
 
 MANIFEST = "manifest.json"
 FORMER = ".former-"
@@ -36,7 +39,7 @@ def open_commit(root: Path, step: int) -> Path:
     """An empty folder to write the commit of ``step`` into; leftovers of killed runs are removed."""
     root.mkdir(parents=True, exist_ok=True)
     for leftover in [*root.glob(".tmp-*"), *root.glob(f"{FORMER}*")]:
-        shutil.rmtree(leftover)
+        _remove(leftover)
     folder = root / f".tmp-{name_of(step)}"
     folder.mkdir()
     return folder
@@ -58,7 +61,7 @@ def close_commit(folder: Path, *, keep: int) -> Path:
         _sync(directory)
     final = folder.parent / folder.name.removeprefix(".tmp-")
     former = folder.parent / f"{FORMER}{final.name}"
-    if final.exists():  # damaged, or of the same step before its evaluation
+    if os.path.lexists(final):  # damaged, or of the same step before its evaluation
         final.rename(former)
     folder.rename(final)
     _sync(final.parent)
@@ -68,26 +71,37 @@ def close_commit(folder: Path, *, keep: int) -> Path:
     return final
 
 
-def newest_commit(root: Path) -> Found:
-    """The newest commit whose files are all there and as they were written; damaged ones are named, not used."""
+def newest_commit(root: Path, *, needs: Sequence[str] = ()) -> Found:
+    """The newest commit whose files are all there and as they were written; damaged ones are named, not used.
+
+    ``needs``: files that a commit must have.
+    """
     for former in root.glob(f"{FORMER}*"):  # a process was killed while it replaced this one
         if not (replaced := root / former.name.removeprefix(FORMER)).exists():
             former.rename(replaced)
     problems = []
     for folder in _commits(root):
-        problem = verify(folder)
+        problem = verify(folder, needs=needs)
         if problem is None:
             return Found(folder, tuple(problems))
         problems.append(f"{folder}: {problem}")
     return Found(None, tuple(problems))
 
 
-def verify(folder: Path) -> str | None:
+def verify(folder: Path, *, needs: Sequence[str] = ()) -> str | None:
     """What is wrong with a commit, or None. Nothing in it is unpickled before this says None."""
     try:
         listing = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"no readable manifest ({error})"
+    if not isinstance(listing, dict) or not listing:
+        return f"{MANIFEST} lists no files"
+    unlisted = [name for name in needs if name not in listing]
+    if unlisted:
+        return f"{MANIFEST} does not list {unlisted[0]}"
+    malformed = [name for name, entry in listing.items() if not isinstance(entry, dict) or "sha256" not in entry]
+    if malformed:
+        return f"{MANIFEST} has no SHA-256 of {malformed[0]}"
     missing = [name for name in listing if not (folder / name).is_file()]
     if missing:
         return f"{missing[0]} is missing"
@@ -95,6 +109,19 @@ def verify(folder: Path) -> str | None:
         digests = dict(zip(listing, pool.map(_digest, [folder / name for name in listing]), strict=True))
     changed = [name for name, entry in listing.items() if digests[name] != entry["sha256"]]
     return f"{changed[0]} is damaged (SHA-256 differs from the manifest)" if changed else None
+
+
+def any_commit(root: Path) -> bool:
+    """Whether there is one, good or damaged."""
+    return bool(_commits(root)) or any(root.glob(f"{FORMER}*"))
+
+
+def _remove(path: Path) -> None:
+    """Also what somebody put there under a commit's name: a file, a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _commits(root: Path) -> list[Path]:
@@ -110,8 +137,11 @@ def _seal(path: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:  # not passed over: an older commit would then replace one that may be whole
+        raise cannot_use(f"{path}: cannot be read", error) from error
 
 
 def _sync(path: Path) -> None:

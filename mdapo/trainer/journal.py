@@ -11,8 +11,9 @@ from mdapo.tracking.console import Console
 from mdapo.tracking.environment import describe_environment
 from mdapo.tracking.metrics import as_json
 from mdapo.tracking.recorder import Recorder, replace_text
-from mdapo.tracking.run_folder import EVAL, open_eval_folder, open_run_folder
-from mdapo.tracking.tracker import Tracker
+from mdapo.tracking.run_folder import CHECKPOINTS, EVAL, open_eval_folder, open_run_folder, usable
+from mdapo.tracking.tracker import FILE, Tracker
+from mdapo.trainer.commit import any_commit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,14 +47,15 @@ class Journal:
         self.tracker: Tracker | None = None
 
     def claim(self) -> None:
-        """Take the run folder: the run will start."""
-        self.folder.claim()
+        """Take the run folder: the run will start. Steps without a checkpoint to go on from are moved aside."""
+        self.folder.claim(lost=None if any_commit(self.path / CHECKPOINTS) else trained_before(self.path))
 
     def start(self, *, step: int, offset: int) -> None:
         """The run goes on after ``step``, whose commit had ``offset`` bytes of metrics."""
         self.console.close()
         self.console = Console(self.config.run.total_steps, first_step=step)
-        self.tracker = Tracker(self.path, self.config.tracking, offset, resume_step=step, notify=self.say)
+        with usable(self.path):
+            self.tracker = Tracker(self.path, self.config.tracking, offset, resume_step=step, notify=self.say)
 
     @property
     def offset(self) -> int:
@@ -111,6 +113,14 @@ class EvalJournal(Journal):
 
     def close(self) -> None:
         self.console.close()
+
+
+def trained_before(path: Path) -> str | None:
+    """Which signs of trained steps a run folder without a checkpoint holds; None without any."""
+    signs = [name for name in (FILE, "summary.json", "hf") if (path / name).exists()]
+    if signs == [FILE] and (path / FILE).stat().st_size == 0:
+        return None
+    return f"holds trained steps ({', '.join(signs)}) and no checkpoint to go on from" if signs else None
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

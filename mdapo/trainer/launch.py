@@ -26,6 +26,7 @@ from types import FrameType
 import psutil
 
 from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, StorageError, UserError
+from mdapo.trainer.signals import RESUMES, leave_terminal, stop_signals
 
 EXITS = "exits.json"  # what torchrun saw: exit codes of the ranks that failed, negative for a signal
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
@@ -44,7 +45,7 @@ def die_with_parent() -> None:
 def write_outcome(code: int, message: str, *, lost_peer: bool = False) -> bool:
     """Leave this rank's exit code and message for the launcher; False when there is none (a plain torchrun).
 
-    ``lost_peer``: it only failed because another rank had gone.
+    ``lost_peer``: it only failed because another rank had gone, or was told to leave before there was anything to save.
     """
     folder = os.environ.get(OUTCOME_ENV)
     if folder is None:
@@ -144,26 +145,30 @@ def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Seq
         encodings = {"PYTHONUTF8": "1", "PYTHONIOENCODING": f"{sys.stdout.encoding}:backslashreplace"}
         environment = {**threads, **os.environ, **encodings, OUTCOME_ENV: outcomes}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
-        code = supervise(process)
-        return report(code, Path(outcomes), ranks=nproc)
+        code, asked = supervise(process)
+        return report(code, Path(outcomes), ranks=nproc, asked=asked)
 
 
-def supervise(process: subprocess.Popen[bytes]) -> int:
-    """Wait for torchrun; the first SIGTERM or SIGINT asks the ranks to stop, a second one or the grace period kills."""
+def supervise(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
+    """Wait for torchrun; the first signal asks the ranks to stop, a second one or the grace period kills.
+
+    Returns torchrun's exit code, and whether a signal came.
+    """
     deadline: list[float] = []
 
     def forward(signum: int, _: FrameType | None) -> None:
+        leave_terminal(signum)
         if deadline:
             deadline[0] = 0.0
         else:
             deadline.append(time.monotonic() + GRACE_S)
-            ask_to_stop(process)
+            ask_to_stop(process, signum)
 
-    previous = {s: signal.signal(s, forward) for s in (signal.SIGTERM, signal.SIGINT)}
+    previous = {s: signal.signal(s, forward) for s in stop_signals()}
     try:
         while True:
             try:
-                return process.wait(timeout=0.2)
+                return process.wait(timeout=0.2), bool(deadline)
             except subprocess.TimeoutExpired:
                 if deadline and time.monotonic() > deadline[0]:
                     signal_group(process, signal.SIGKILL)
@@ -177,12 +182,12 @@ def restore_handlers(previous: dict[signal.Signals, Callable[..., object] | int 
         signal.signal(signum, handler)
 
 
-def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the ranks themselves: torchrun, if it were asked, would kill them after 30 seconds."""
+def ask_to_stop(process: subprocess.Popen[bytes], signum: int) -> None:
+    """The signal to the ranks themselves: torchrun, if it were asked, would kill them after 30 seconds."""
     try:
         ranks = psutil.Process(process.pid).children()
         for rank in ranks or [psutil.Process(process.pid)]:  # none has started yet
-            rank.terminate()
+            rank.send_signal(signum)
     except psutil.NoSuchProcess:
         pass  # they have ended by themselves
 
@@ -194,8 +199,11 @@ def signal_group(process: subprocess.Popen[bytes], signum: signal.Signals) -> No
         pass  # the group is gone, which is what the signal was for
 
 
-def report(torchrun_code: int, outcomes: Path, *, ranks: int) -> int:
-    """The cause's exit code, its message on stderr. A run is done when each of its ``ranks`` says so."""
+def report(torchrun_code: int, outcomes: Path, *, ranks: int, asked: bool = False) -> int:
+    """The cause's exit code, its message on stderr. A run is done when each of its ``ranks`` says so.
+
+    ``asked``: the launcher was told to stop. Then ranks may leave without a word: on a second signal, or killed.
+    """
     found = sorted(
         (json.loads(f.read_text(encoding="utf-8")) for f in outcomes.glob("rank-*.json")), key=lambda o: o["time"]
     )
@@ -203,7 +211,7 @@ def report(torchrun_code: int, outcomes: Path, *, ranks: int) -> int:
     if cause is not None:
         print(cause["message"], file=sys.stderr)
         return cause["code"]
-    left = walked_out(torchrun_code, outcomes, ranks)
+    left = {} if asked and torchrun_code != 0 else walked_out(torchrun_code, outcomes, ranks)
     if left:
         who = ", ".join(f"rank {rank} (exit code {code})" for rank, code in left.items())
         why = "the run is not done; something in the process, such as a plug-in, called os._exit or its like"
@@ -211,9 +219,19 @@ def report(torchrun_code: int, outcomes: Path, *, ranks: int) -> int:
         return EXIT_INTERNAL
     if torchrun_code == 0:
         return 0
-    text = "a rank was killed (by the system, when memory runs out); the same command resumes from the last checkpoint"
-    print(f"mdapo: {text}", file=sys.stderr)
+    killed = (
+        "a rank was killed (by the system, when memory runs out); the same command resumes from the last checkpoint"
+    )
+    left_alone = set(seen_exits(outcomes).values()) == {EXIT_INTERRUPTED}  # a signal to a rank itself
+    told = asked or torchrun_code == EXIT_INTERRUPTED or left_alone
+    print(f"mdapo: {RESUMES if told else killed}", file=sys.stderr)
     return EXIT_INTERRUPTED
+
+
+def seen_exits(outcomes: Path) -> dict[str, int]:
+    """Exit codes of the ranks that failed, as torchrun saw them; none when it was stopped itself."""
+    file = outcomes / EXITS
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def walked_out(torchrun_code: int, outcomes: Path, ranks: int) -> dict[int, int]:
@@ -224,9 +242,9 @@ def walked_out(torchrun_code: int, outcomes: Path, ranks: int) -> dict[int, int]
     silent = [rank for rank in range(ranks) if not (outcomes / f"rank-{rank}.json").exists()]
     if torchrun_code == 0:
         return dict.fromkeys(silent, 0)
-    if not (outcomes / EXITS).exists():  # torchrun itself was stopped: nobody saw how they left
+    codes = seen_exits(outcomes)
+    if not codes:  # torchrun itself was stopped: nobody saw how they left
         return {}
-    codes = json.loads((outcomes / EXITS).read_text(encoding="utf-8"))
     exits = {rank: codes.get(str(rank), 0) for rank in silent}
     return {rank: code for rank, code in exits.items() if code >= 0 and code != EXIT_INTERRUPTED}
 

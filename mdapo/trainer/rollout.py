@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mdapo.data.chat import ChatFormat
-from mdapo.data.prompts import PromptStream, drop_overlong, load_prompts
+from mdapo.data.prompts import Kind, PromptStream, drop_overlong, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
 from mdapo.environments.aside import Aside
 from mdapo.environments.calling import load_environment, openings_of
@@ -87,7 +87,7 @@ class LiveRollout:
             progress=journal.doing,
         )
 
-    def _prompts(self, files: list[str], what: str, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
+    def _prompts(self, files: list[str], kind: Kind, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
         data, name, timeout_s = self.config.data, self.config.environment.name, self.config.rollout.episode_timeout_s
         prompts = load_prompts(files, data)
         work = openings_of(make, name, prompts, seed=0, calls=self.calls, timeout_s=timeout_s)
@@ -96,9 +96,9 @@ class LiveRollout:
         def length(prompt: Prompt) -> int:
             return len(self.chat.prompt_ids(openings[prompt.uid]))
 
-        kept, dropped = drop_overlong(prompts, length, data.max_prompt_len, data.overlong_prompts)
+        kept, dropped = drop_overlong(prompts, length, data.max_prompt_len, data.overlong_prompts, kind=kind)
         longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
-        self.journal.say(f"{what} prompts: {len(kept)}{longer}")
+        self.journal.say(f"{kind} prompts: {len(kept)}{longer}")
         return kept
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected:

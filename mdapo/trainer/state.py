@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mdapo.errors import StorageError, UserError
 from mdapo.megatron import checkpoint
 from mdapo.tracking.metrics import as_json
+from mdapo.tracking.run_folder import CHECKPOINTS
 from mdapo.trainer.commit import close_commit, newest_commit, open_commit
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def save(t: Trainer) -> None:
 
     def begin() -> str:
         assert t.journal is not None
-        return str(open_commit(t.journal.path / "checkpoints", t.state.step))
+        return str(open_commit(t.journal.path / CHECKPOINTS, t.state.step))
 
     folder = Path(t.agree({"folder": t.share_errors(_stored(begin))})["folder"])
     _stored(lambda: checkpoint.save(t.actor, folder / MODEL))()
@@ -94,8 +95,8 @@ def resume(t: Trainer) -> bool:
 
     def find() -> dict[str, Any]:
         assert t.journal is not None
-        root = t.journal.path / "checkpoints"
-        found = newest_commit(root)
+        root = t.journal.path / CHECKPOINTS
+        found = newest_commit(root, needs=(STATE,))
         if found.path is None and found.problems:
             advice = f"{root}: no checkpoint is usable; move them away to start from the beginning"
             raise UserError([advice, *found.problems])

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main
-
+from mdapo.errors import EXIT_INTERRUPTED
 from mdapo.trainer.launch import write_exits
+from mdapo.trainer.signals import exit_on_signal
 
-if __name__ == "__main__":
+
+def main(arguments: Sequence[str]) -> int:
+    """0, 1 for ranks that failed, ``EXIT_INTERRUPTED`` for a signal."""
+    exit_on_signal(lambda: None)  # torch takes seconds to import; its own handlers come with the ranks
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
     logging.disable(logging.WARNING)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
-        main(sys.argv[1:])
+        torchrun(list(arguments))
     except ChildFailedError as error:
         write_exits({rank: failure.exitcode for rank, failure in error.failures.items()})
-        sys.exit(1)
+        return 1
     except SignalException:
-        sys.exit(1)
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -135,9 +135,30 @@ def test_an_episode_that_is_not_valid_neither_gets_nor_changes_a_turns_credit() 
     np.testing.assert_allclose(np.concatenate(found), [0.5, -0.5, 0.0])
 
 
+def test_reinforce_plus_plus_compares_turns_over_the_whole_batch_each_token_once() -> None:
+    values, before, group = np.array([1.0, 0.0]), [[0.0], [0.0, -2.0]], np.array([0, 1])
+    tokens = [[3], [4, 1]]
+    found = turn_advantages(values, before, group, estimator="reinforce++", tokens=tokens)
+    gained, weights = np.array([1.0, 0.0, 2.0]), np.array([3, 4, 1])  # of other groups, of other turns
+    mean = np.average(gained, weights=weights)
+    std = np.sqrt(np.average((gained - mean) ** 2, weights=weights))
+    assert [len(turns) for turns in found] == [1, 2]
+    np.testing.assert_allclose(np.concatenate(found), (gained - mean) / (std + EPS), rtol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["group_norm", "group_mean", "rloo"])
+def test_tokens_of_a_turn_count_for_reinforce_plus_plus_only(estimator: Estimator) -> None:
+    values, before, group = np.array([1.0, 0.0]), [[0.0, 0.5], [0.0, 0.25]], np.zeros(2, int)
+    plain = turn_advantages(values, before, group, estimator=estimator)
+    counted = turn_advantages(values, before, group, estimator=estimator, tokens=[[9, 1], [1, 5]])
+    np.testing.assert_array_equal(np.concatenate(plain), np.concatenate(counted))
+
+
+@pytest.mark.parametrize("estimator", ["group_norm", "group_mean", "rloo", "reinforce++"])
 def test_with_one_turn_an_episode_turn_credit_is_the_episodes(estimator: Estimator) -> None:
     rng = np.random.default_rng(0)
     values, group = rng.normal(size=12), np.repeat([0, 1, 2], 4)
-    found = turn_advantages(values, [[0.0]] * 12, group, estimator=estimator)
-    np.testing.assert_allclose(np.concatenate(found), advantages(values, group, estimator=estimator))
+    tokens = rng.integers(1, 9, size=12)
+    found = turn_advantages(values, [[0.0]] * 12, group, estimator=estimator, tokens=tokens[:, None].tolist())
+    episodes = advantages(values, group, estimator=estimator, tokens_N=tokens)
+    np.testing.assert_array_equal(np.concatenate(found), episodes)

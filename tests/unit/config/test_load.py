@@ -101,8 +101,8 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("rollout.val.temperature=1e300", "must be at most 100, not 1e+300"),
         ("actor.lr=1e300", "must be at most 1, not 1e+300"),
         ("actor.eps=1e-300", "must be at least 1e-20, not 1e-300"),
-        ("algorithm.kl.coef=1e300", "must be at most 1e+06, not 1e+300"),
-        ("algorithm.entropy_coef=-1e300", "must be at least -1e+06, not -1e+300"),
+        ("algorithm.kl.coef=1e300", "must be at most 1000000, not 1e+300"),
+        ("algorithm.entropy_coef=-1e300", "must be at least -1000000, not -1e+300"),
         ("rollout.val.temperature=1e-300", "must be 0 (greedy) or at least 0.01, not 1e-300"),
         ("algorithm.gamma=1.5", "must be at most 1, not 1.5"),
         ("rollout.engine=sglagn", "must be one of local, sglang, not text 'sglagn'; did you mean sglang?"),
@@ -111,6 +111,10 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
 )
 def test_a_wrong_value_is_named_with_what_is_expected(good: Path, override: str, says: str) -> None:
     assert one(good, override) == f"{override.split('=')[0]}: {says}"
+
+
+def test_an_empty_text_in_a_list_is_named(good: Path) -> None:
+    assert one(good, "rollout.stop=['.', '']") == "rollout.stop.1: must not be empty"
 
 
 def test_every_number_has_bounds_so_that_none_ends_as_infinity_in_the_middle_of_a_run() -> None:
@@ -350,3 +354,11 @@ def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
             assert one(good, f"{key}={value}").startswith(f"{key}: must be at most 86400, not ")
         assert one(good, f"{key}=1e-9").startswith(f"{key}: must be at least ")
         assert load(good, [f"{key}=86400"]).sources[key] == "command line"
+
+
+def test_a_current_folder_that_is_gone_is_named(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="the current folder cannot be used"):
+        load(good)

@@ -62,6 +62,11 @@ def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) 
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"hidden_size": "64"}, "hidden_size must be a positive whole number, not '64'"),
         ({"vocab_size": ...}, "vocab_size must be"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive whole number, not 0"),
+        ({"head_dim": 0}, "head_dim must be a positive whole number, not 0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive whole number, not 0"),
+        ({"max_position_embeddings": "2k"}, "max_position_embeddings must be a positive whole number, not '2k'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights are not supported"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is no multiple of num_key_value_heads=3"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number, not nan"),
         ({"rope_theta": -1}, "rope_theta must be a positive number, not -1"),
@@ -71,6 +76,11 @@ def test_qwen2_has_biases_and_its_unused_window_is_no_hindrance(tmp_path: Path) 
 def test_refuses_what_it_would_compute_wrongly(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         require_facts(write(tmp_path, **changes))
+
+
+def test_what_may_be_left_out_may_be_null(tmp_path: Path) -> None:
+    hf = require_facts(write(tmp_path, num_key_value_heads=None, head_dim=None, max_position_embeddings=None))
+    assert (hf.kv_heads, hf.head_dim, hf.max_positions) == (4, 16, 2048)
 
 
 def test_all_reasons_come_at_once(tmp_path: Path) -> None:

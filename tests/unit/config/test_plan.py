@@ -263,6 +263,20 @@ def test_ranks_that_meet_in_every_micro_batch_are_levelled_in_lockstep(
     assert ("which wait for each other in every micro-batch" in text) == (objective == "lockstep")
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ((), True),
+        (("algorithm.rollout_correction.tis_cap=2",), False),
+        (("algorithm.filter_groups.carry_over=false",), False),
+        (("algorithm.filter_groups.max_staleness=0",), False),
+    ],
+)
+def test_stale_groups_without_a_correction_are_told(good: Path, changes: tuple[str, ...], told: bool) -> None:
+    found = plan(load(good, changes).config, world_size=2, model=SMOLLM2)
+    assert any("uncorrected" in note for note in found.notes) is told
+
+
 def test_numbers_are_short() -> None:
     assert [count(n) for n in (8_190_735_360, 134_515_008, 1_500, 12)] == ["8.19 B", "135 M", "1.5 k", "12"]
     assert [size(n) for n in (3 << 30, 5 << 20, 512)] == ["3.0 GiB", "5.0 MiB", "0.5 KiB"]
@@ -311,6 +325,18 @@ def test_broken_json_missing_shards_and_old_weights_are_told(tmp_path: Path) -> 
 def test_a_missing_model_folder_says_how_to_get_one(good: Path) -> None:
     (problem,) = problems(good, "model.path=Qwen/Qwen3-8B")
     assert "no such folder: Qwen/Qwen3-8B; nothing is downloaded: hf download Qwen/Qwen3-8B" in problem
+
+
+@pytest.mark.parametrize(
+    "path", ["models/Qwen3-8B", "./Qwen/Qwen3-8B", "../Qwen3-8B", "/models/Qwen3-8B", "Qwen3-8B", "mine/m"]
+)
+def test_a_path_is_not_taken_for_a_name_on_the_hub(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (problem,) = problems(good, f"model.path={path}")
+    assert "no such folder" in problem and "hf download" not in problem
 
 
 def files_of(loaded: Loaded) -> list[str]:

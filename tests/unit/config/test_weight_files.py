@@ -50,6 +50,23 @@ def test_what_is_missing_or_misshapen_is_named(folder: Path, changes: dict[str, 
         require_weights(folder, replace(FACTS, **changes))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_weights_that_are_no_numbers_to_train_are_refused(folder: Path, dtype: torch.dtype) -> None:
+    shapes = FACTS.weight_shapes()
+    save_file({name: torch.zeros(s, dtype=dtype) for name, s in shapes.items()}, folder / "model-1.safetensors")
+    (folder / "model-2.safetensors").unlink()
+    with pytest.raises(UserError, match="weights that are none of F64, F32, F16, BF16: model"):
+        require_weights(folder, FACTS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_weights_of_any_float_type_are_accepted(folder: Path, dtype: torch.dtype) -> None:
+    shapes = FACTS.weight_shapes()
+    save_file({name: torch.zeros(s, dtype=dtype) for name, s in shapes.items()}, folder / "model-1.safetensors")
+    (folder / "model-2.safetensors").unlink()
+    require_weights(folder, FACTS)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -233,6 +233,8 @@ def test_prompts_do_not_change_from_one_day_to_the_next(monkeypatch: pytest.Monk
         (t.FORGETFUL, "leaves out earlier assistant turns"),
         (t.NO_END, "writes no control token after an assistant's text"),
         (t.BROKEN, "refuses"),
+        ("{{ 1 / 0 }}", "refuses a conversation of roles system, user: ZeroDivisionError: division by zero"),
+        ("{{ messages[0].content.nothing() }}", "the tokenizer's chat template (model.chat_template replaces it): "),
         (None, "no chat template"),
     ],
 )
@@ -274,9 +276,21 @@ def test_unusable_folders_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     with pytest.raises(UserError, match=r"model.chat_template: cannot read"):
         ChatFormat.from_folder(str(folder), str(tmp_path / "no.jinja"))
+    (tmp_path / "breaks.jinja").write_text("{{ 1 / 0 }}")
+    with pytest.raises(UserError, match=r"model.chat_template=.*breaks.jinja: refuses .*ZeroDivisionError"):
+        ChatFormat.from_folder(str(folder), str(tmp_path / "breaks.jinja"))
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match=r"generation_config.json"):
         ChatFormat.from_folder(str(folder))
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"generation_config.json: must hold a JSON object"):
+        ChatFormat.from_folder(str(folder))
+
+
+@pytest.mark.parametrize("eos", ["2", [0, "2"], 2.5, True, {"id": 2}, [[2]]])
+def test_stop_tokens_of_a_generation_config_are_ids_or_refused(tmp_path: Path, eos: object) -> None:
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id must be a whole number or a list"):
+        ChatFormat.from_folder(str(folder_of(tmp_path, eos=eos)))
 
 
 @pytest.mark.model

@@ -94,6 +94,10 @@ MALFORMED = [
     (b"null", "row: must be an object, is null"),
     (b'"text"', "row: must be an object, is text"),
     (b'{"prompt": "x", "a": NaN}', "row: not JSON (NaN is no number of JSON)"),
+    (b'{"prompt": "x", "extra_info": {"a": 1e999}}', "row: 1e999 is beyond the largest number"),
+    (b'{"prompt": "x", "a": [-1e400]}', "row: -1e400 is beyond the largest number"),
+    (b'{"prompt": "x", "prompt": "y"}', "row: key 'prompt' comes twice in one object"),
+    (b'{"prompt": "x", "extra_info": {"a": 1, "b": 2, "a": 1}}', "row: key 'a' comes twice in one object"),
     (b'{"prompt": "x", "a": ' + b"9" * 5000 + b"}", "row: not JSON (Exceeds the limit"),
     (b'{"prompt": "caf\xe9"}', "row: not UTF-8 (byte 15)"),
     (b'\xef\xbb\xbf{"prompt": "x"}', "row: starts with a byte order mark"),
@@ -234,13 +238,13 @@ def test_any_row_is_a_prompt_or_a_named_problem(row: dict[str, object]) -> None:
 
 def test_overlong_prompts_are_dropped_with_a_count_or_named(tmp_path: Path) -> None:
     loaded = load_prompts([write(tmp_path, *({"prompt": "x" * n} for n in (3, 9, 5, 7)))], CFG)
-    kept, dropped = drop_overlong(loaded, lambda p: len(p.messages[0].content), 5, "drop")
+    kept, dropped = drop_overlong(loaded, lambda p: len(p.messages[0].content), 5, "drop", kind="training")
     assert ([p.row for p in kept], dropped) == ([0, 2], 2)
-    with pytest.raises(UserError, match=r"rows.jsonl:2: 9 tokens") as caught:
-        drop_overlong(loaded, lambda p: len(p.messages[0].content), 5, "error")
+    with pytest.raises(UserError, match=r"data.train_files: .*rows.jsonl:2: 9 tokens") as caught:
+        drop_overlong(loaded, lambda p: len(p.messages[0].content), 5, "error", kind="training")
     assert len(caught.value.problems) == 2
-    with pytest.raises(UserError, match="all 4 prompts are longer; the shortest has 3 tokens"):
-        drop_overlong(loaded, lambda p: len(p.messages[0].content), 2, "drop")
+    with pytest.raises(UserError, match=r"data.val_files: all 4 prompts are longer than .*=2; .* 3 tokens"):
+        drop_overlong(loaded, lambda p: len(p.messages[0].content), 2, "drop", kind="validation")
 
 
 def test_parquet_columns_that_are_no_json_data_are_named(tmp_path: Path) -> None:

@@ -378,3 +378,16 @@ def test_each_turn_carries_its_share_of_its_own_credit_and_the_rest_of_the_episo
     np.testing.assert_allclose(first, [0.5] * 3 + [0.5 * 0.5 + 0.5 * 0.125] * 2)
     assert (samples[0].advantages[~samples[0].response_mask] == 0).all()
     np.testing.assert_allclose(samples[1].advantages[samples[1].response_mask], -np.array([0.5] * 4 + [0.3125] * 2))
+
+
+def test_turns_of_reinforce_plus_plus_count_by_their_tokens() -> None:
+    [plain] = [group("a", [1, 0], [3, 4])]
+    episodes = tuple(
+        replace(e, score=Score(e.score.value, 0.0, before=(0.0, 0.75 * e.score.value)))
+        for e in plain.episodes
+        if e.score is not None
+    )
+    algorithm = {"name": "reinforce++", "advantage_estimator": "reinforce++", "turn_credit": 1.0}
+    samples, _ = make_samples([replace(plain, episodes=episodes)], config(algorithm=algorithm))
+    credit = np.concatenate([s.advantages[s.response_mask] for s in samples])
+    np.testing.assert_allclose([credit.mean(), credit.std()], [0.0, 1.0], atol=1e-5)  # over the tokens of the batch

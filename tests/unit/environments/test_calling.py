@@ -45,6 +45,13 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Any:
     return returning
 
 
+def raising(error: BaseException) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
 def user(text: Any = "x", role: Any = "user") -> Message:
     return Message(role, text)
 
@@ -61,6 +68,10 @@ def user(text: Any = "x", role: Any = "user") -> Message:
         (Observation((user("\ud800"),)), "'\\ud800' (str) among its messages; expected text without lone surrogates"),
         (Observation((user(),), "finished"), "'finished' (str); expected an Observation whose end is None or one of"),  # type: ignore[arg-type]
         (lambda: sys.exit(0), "observe() called sys.exit(0)"),
+        (raising(asyncio.CancelledError()), "observe() raised CancelledError"),
+        (raising(KeyboardInterrupt()), "observe() raised KeyboardInterrupt"),
+        (raising(GeneratorExit()), "observe() raised GeneratorExit"),
+        (raising(BaseExceptionGroup("two", [KeyboardInterrupt()])), "observe() raised BaseExceptionGroup"),
     ],
 )
 def test_an_observation_that_is_none_is_named_with_what_is_expected(make: Any, result: Any, says: str) -> None:

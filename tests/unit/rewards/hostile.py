@@ -55,6 +55,10 @@ def returns_a_huge_outcome(messages, prompt, end):
     return {"score": 1.0, "acc": 1e9}
 
 
+def returns_an_outcome_beyond_one(messages, prompt, end):
+    return {"score": 7.0, "acc": 7.0}
+
+
 def logs_large_numbers(messages, prompt, end):
     return {"score": 0.5, "seconds": 1.8e9, "norm": 1e308}
 
@@ -127,6 +131,13 @@ def sometimes(messages, prompt, end):
     if "bad" in messages[-1].content:
         raise RuntimeError("bad")
     return 1.0
+
+
+def wants_two_turns(messages, prompt, end):
+    said = [m for m in messages if m.role == "assistant"]
+    if len(said) < 2:
+        raise ValueError("not finished")
+    return float(len(said))
 
 
 def strange(a, b):

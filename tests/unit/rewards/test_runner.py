@@ -43,10 +43,11 @@ def part(name: str, weight: float = 1.0, **args: object) -> RewardPart:
 def make() -> Iterator[object]:
     made: list[RewardRunner] = []
 
-    def runner(*parts: RewardPart, timeout_s: float = 30.0, workers: int = 1, **cfg: object) -> RewardRunner:
-        made.append(
-            RewardRunner(RewardCfg(functions=list(parts), timeout_s=timeout_s, workers=workers, **cfg))  # type: ignore[arg-type]
-        )
+    def runner(
+        *parts: RewardPart, timeout_s: float = 30.0, workers: int = 1, every_turn: bool = False, **cfg: object
+    ) -> RewardRunner:
+        settings = RewardCfg(functions=list(parts), timeout_s=timeout_s, workers=workers, **cfg)  # type: ignore[arg-type]
+        made.append(RewardRunner(settings, every_turn=every_turn))
         return made[-1]
 
     yield runner
@@ -114,6 +115,7 @@ BAD = {
     "returns_huge": "returned a number beyond 1e+06",
     "returns_1e308": "returned a number beyond 1e+06",
     "returns_a_huge_outcome": "returned a number beyond 1e+06",
+    "returns_an_outcome_beyond_one": "returned acc outside 0 to 1",
     "trl_returns_two": "returned list, not a list of one reward",
     "trl_returns_none": "returned None",
 }
@@ -290,6 +292,11 @@ def test_numpy_and_bool_values_are_numbers() -> None:
     assert read_verdict(Score(1.0, 0.5, {"a": 1.0})).outcome == 0.5
     with pytest.raises(BadReward, match="returned NaN"):
         read_verdict(Score(1.0, float("nan")))
+    with pytest.raises(BadReward, match="returned outcome outside 0 to 1"):
+        read_verdict(Score(1.0, -0.5))
+    with pytest.raises(BadReward, match="returned success outside 0 to 1"):
+        read_verdict({"score": 1.0, "success": 100})
+    assert read_verdict({"score": 7.0, "acc": 1.0 + 2e-16 * 4}).outcome == 1.0, "a sum of shares, rounded"
     with pytest.raises(BadReward, match="not valid"):
         read_verdict(Score(1.0, 1.0, valid=False))
 
@@ -333,6 +340,29 @@ def test_the_value_before_each_turn_is_that_of_the_conversation_so_far() -> None
     assert 0.0 < scored.before[1] < 0.5  # sorry, asked and told
     (plain,) = score(RewardRunner(RewardCfg(), default="customer_service"), whole)
     assert plain == replace(scored, before=())
+
+
+def test_a_reward_without_a_value_for_unfinished_conversations_is_no_failure(make) -> None:
+    runner = make(part("wants_two_turns"), every_turn=True, max_error_rate=0.0)
+    got = score(runner, episode("a", "b", "c", "d"))
+    assert [s.before for s in got] == [(0.0, 0.0, 2.0, 3.0)], "what the first turn gained is unknown"
+    assert runner.end_step() == {} == runner.errors
+
+
+def test_an_episode_without_a_score_counts_once_however_many_turns_it_has(make) -> None:
+    runner = make(part("wants_two_turns"), every_turn=True, max_error_rate=0.5)
+    score(runner, episode("a"), episode("a", "b"))
+    assert runner.end_step() == {"wants_two_turns: raised ValueError": 1}
+
+
+def test_the_error_rate_within_a_step_waits_for_enough_episodes(make) -> None:
+    runner = make(part("sometimes"), max_error_rate=0.25)
+    score(runner, episode("bad"), episode("fine"))
+    runner.check_step(at_least=3)
+    score(runner, episode("bad"))
+    with pytest.raises(UserError, match=r"2 of 3 episodes .*max_error_rate=0.25"):
+        runner.check_step(at_least=3)
+    assert runner.end_step() == {}
 
 
 def test_failures_of_an_evaluation_do_not_count_for_the_next_step(make) -> None:

@@ -38,6 +38,9 @@ class TableRewards:
         value = self.outcome(episode.prompt.uid, episode.index)
         return Score(value, value)
 
+    def check_step(self, *, at_least: int = 0) -> None:
+        pass
+
     def end_step(self) -> Counter[str]:
         return Counter()
 
@@ -272,6 +275,20 @@ def test_too_many_failed_rewards_raise_and_lose_nothing() -> None:
     assert len(batch.carried) == 4
 
 
+def test_a_reward_that_always_fails_ends_the_step_after_its_first_full_round() -> None:
+    batch = make(lambda *_: 0.0)
+    asked: list[int] = []
+
+    def check_step(*, at_least: int = 0) -> None:
+        asked.append(at_least)
+        raise UserError("too many failed")
+
+    batch.rewards.check_step = check_step  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="too many failed"):
+        collect(batch)
+    assert asked == [4 * 2] and len(batch.lines) == 1  # type: ignore[attr-defined]
+
+
 def test_a_cancelled_collection_aborts_the_engine_and_loses_no_prompt() -> None:
     """Cases 24 and 25: groups kept in the first round are carried, those in flight come again, the engine is told."""
 
@@ -376,7 +393,7 @@ def test_a_step_in_which_every_conversation_fails_ends_the_run_with_the_first_re
             EngineError("logits are not finite") if dead or not r.session.startswith("3/") else ([20, STOP], "stop")
         )
     )
-    batch = make(good, bsz=2, engine=engine, filter={"max_num_gen_batches": 2})
+    batch = make(good, bsz=2, engine=engine, filter={"max_num_gen_batches": 5})
     if not dead:
         assert collect(batch).groups
         return

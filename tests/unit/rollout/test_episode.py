@@ -127,12 +127,15 @@ def test_the_environment_hears_the_last_turn_too_and_its_end_wins_over_the_turn_
 
 
 @pytest.mark.parametrize("failure", ["engine", "environment"])
-def test_a_failure_ends_the_episode_with_error_and_keeps_what_was_said(failure: str) -> None:
+def test_a_failure_ends_the_episode_with_error_and_keeps_what_was_said(
+    failure: str, caplog: pytest.LogCaptureFixture
+) -> None:
     second = EngineError("dead") if failure == "engine" else ([21, STOP], "stop")
-    answers = [say("30"), RuntimeError("bug in the environment")] if failure == "environment" else [say("30")]
+    answers = [say("30"), RuntimeError("bug in the environment" * 1000)] if failure == "environment" else [say("30")]
     engine = ScriptedEngine(replies(([20, STOP], "stop"), second))
     episode = talk(engine, answers)
     assert episode.end == "error"
+    assert all(len(line.getMessage()) < 300 for line in caplog.records) and caplog.records
     assert episode.turns[0].ids.tolist() == [20, STOP]
     assert engine.released == ["s"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -79,6 +80,43 @@ def test_train_says_what_is_missing(venv: Path, tmp_path: Path) -> None:
     assert run("train.sh", cwd=tmp_path).returncode == 2
     alone = run("train.sh", "a.yaml", cwd=tmp_path, VENV=str(venv), NNODES="2")
     assert alone.returncode == 2 and "MASTER_ADDR" in alone.stderr
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the scripts without a .venv beside it, and a folder bin/ with a Python that lacks everything."""
+    (tmp_path / "bin").mkdir()
+    bare = tmp_path / "bin" / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+    bare.chmod(0o755)
+    shutil.copytree(ROOT / "scripts", tmp_path / "copy" / "scripts")
+    return tmp_path / "copy"
+
+
+def without_venv(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
+    command = ["bash", str(checkout / "scripts" / "train.sh"), "a.yaml"]
+    return subprocess.run(
+        command, cwd=checkout, env={"PATH": path} | environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_train_without_a_venv_says_how_to_get_one(checkout: Path) -> None:
+    found = without_venv(checkout)
+    assert found.returncode == 2 and not found.stdout
+    assert "scripts/install.sh" in found.stderr and len(found.stderr.splitlines()) == 1
+
+
+def test_train_names_a_venv_that_is_not_there(checkout: Path) -> None:
+    found = without_venv(checkout, VENV="/no/such")
+    assert found.returncode == 2 and found.stderr.startswith("train: VENV=/no/such: no bin/python there")
+
+
+def test_train_takes_a_python_that_has_everything(checkout: Path) -> None:
+    whole = checkout.parent / "bin" / "python3"
+    whole.write_text('#!/bin/sh\n[ "$1" = -c ] || printf "%s\\n" "$@"\n')
+    found = without_venv(checkout)
+    assert found.returncode == 0 and found.stdout.splitlines()[0] == "-m", found.stderr
 
 
 def test_install_refuses_an_old_python(tmp_path: Path) -> None:

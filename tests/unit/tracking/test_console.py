@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import errno
 import io
+import os
+from collections.abc import Callable
 
 import pytest
 
+from mdapo.errors import StorageError
 from mdapo.tracking.console import Console, duration, number, printable
 
 METRICS = {
@@ -22,6 +26,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.mark.parametrize("write", [lambda c: c.say("a"), lambda c: c.show("a"), lambda c: c.step(3, METRICS)])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EPIPE])
+def test_output_that_cannot_be_written_is_named(write: Callable[[Console], None], code: int) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(StorageError, match=rf"the output \(stdout\) cannot be written: {os.strerror(code)}"):
+        write(Console(60, file=Closed()))
 
 
 def test_without_a_terminal_each_step_is_one_line_of_key_value_pairs() -> None:

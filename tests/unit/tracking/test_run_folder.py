@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 from mdapo.errors import StorageError, UserError
 from mdapo.tracking.environment import describe_environment, git_revision
-from mdapo.tracking.run_folder import RunFolder, differences, open_eval_folder, open_run_folder, redact
+from mdapo.tracking.run_folder import FILES, FOLDERS, RunFolder, differences, open_eval_folder, open_run_folder, redact
 
 HOLD = """
 import sys
@@ -110,6 +111,66 @@ def test_a_folder_that_is_opened_and_not_claimed_keeps_what_it_holds(tmp_path: P
         open_run_folder(tmp_path / "run", changed, fresh=fresh).close()
     assert [f.name for f in tmp_path.iterdir()] == ["run"]
     assert {file: file.read_bytes() for file in (tmp_path / "run").glob("[!.]*")} == before
+
+
+def test_a_run_that_cannot_go_on_is_moved_aside_with_the_reason(tmp_path: Path) -> None:
+    said: list[str] = []
+    claimed(tmp_path / "run", config()).close()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}")
+    folder = open_run_folder(tmp_path / "run", config(total_steps=20), notify=said.append)
+    folder.claim(lost="has no checkpoint")
+    folder.close()
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists() and not (folder.path / "metrics.jsonl").exists()
+    assert said == [f"{tmp_path}/run: has no checkpoint; it is kept as {tmp_path}/run.1"]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("make", [lambda p: p.write_text("precious"), lambda p: p.symlink_to("/nowhere")])
+def test_a_file_where_a_folder_must_be_is_refused_before_anything_changes(
+    tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    claimed(tmp_path / "run", config()).close()
+    make(tmp_path / "run" / name)
+    for _ in range(2):  # the lock is not kept
+        with pytest.raises(UserError, match=rf"{name}: is no folder"):
+            open_run_folder(tmp_path / "run", config(total_steps=20))
+    if name in ("checkpoints", "eval"):
+        with pytest.raises(UserError, match=rf"{name}: is no folder"):
+            open_eval_folder(tmp_path / "run")
+    assert os.path.lexists(tmp_path / "run" / name)
+    claimed(tmp_path / "run", config(seed=1)).close()  # another run: all of it is moved aside
+    assert os.path.lexists(tmp_path / "run.1" / name)
+
+
+def test_an_export_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    claimed(tmp_path / "run", config()).close()
+    (tmp_path / "run" / "hf").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="hf: is a link"):
+        open_run_folder(tmp_path / "run", config())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_folder_where_a_file_must_be_is_refused(tmp_path: Path, name: str) -> None:
+    claimed(tmp_path / "run", config()).close()
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).mkdir()
+    with pytest.raises(UserError, match=rf"{name}: is no file"):
+        open_run_folder(tmp_path / "run", config())
+
+
+def test_an_environment_that_is_not_utf8_hinders_nothing_and_is_kept(tmp_path: Path) -> None:
+    claimed(tmp_path, config(), environment={"torch": 1}).close()
+    (tmp_path / "env.json").write_bytes(b"\xff\xfe")
+    claimed(tmp_path, config(), environment={"torch": 1}).close()
+    assert json.loads((tmp_path / "env.json").read_text()) == {"torch": 1}
+    assert (tmp_path / "env.1.json").read_bytes() == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"a: [", b"a: 2020-99-99"])
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=r"config\.yaml: not readable as YAML"):
+        claimed(tmp_path, config())
 
 
 def test_a_folder_in_use_is_not_moved_aside(tmp_path: Path) -> None:

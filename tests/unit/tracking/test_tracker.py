@@ -75,6 +75,30 @@ def test_a_file_shorter_than_its_checkpoint_says_so_and_goes_on_with_whole_lines
     assert len(said) == 1 and "metrics.jsonl" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda rows: [rows[0], b"\xff" * (len(rows[1]) - 1) + b"\n", rows[2]], "line 2 is no step's"),
+        (lambda rows: [rows[0], b"[]".ljust(len(rows[1]) - 1) + b"\n", rows[2]], "line 2 is no step's"),
+        (lambda rows: [rows[1], rows[0], rows[2]], "line 2 is of step 1, after step 2"),
+        (lambda rows: rows, ""),
+    ],
+)
+def test_lines_damaged_before_the_checkpoint_are_told(
+    tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]], says: str
+) -> None:
+    first = Tracker(tmp_path, PLAIN)
+    for step in (1, 2, 3):
+        first.log(step, {"x": 1.0})
+    file = tmp_path / "metrics.jsonl"
+    changed = b"".join(damage(file.read_bytes().splitlines(keepends=True)))
+    file.write_bytes(changed)
+    said: list[str] = []
+    Tracker(tmp_path, PLAIN, first.offset, resume_step=3, notify=said.append)
+    assert file.read_bytes() == changed
+    assert [says in line for line in said] == [True] * bool(says)
+
+
 def test_a_step_can_not_be_written_twice(tmp_path: Path) -> None:
     tracker = Tracker(tmp_path, PLAIN, resume_step=4)
     tracker.log(5, {})

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mdapo.errors import StorageError
 from mdapo.trainer.commit import FORMER, MANIFEST, close_commit, newest_commit, open_commit, verify
 
 
@@ -63,11 +68,48 @@ def test_files_of_two_commits_swapped_is_noticed(tmp_path: Path) -> None:
     assert verify(newer) is not None
 
 
+@pytest.mark.parametrize("text", ["[]", "{}", "3", "null", '{"state.json": 3}', '{"state.json": {}}', "[" * 99999])
+def test_a_manifest_that_is_json_and_none_of_ours_is_passed_over(tmp_path: Path, text: str) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    (newer / MANIFEST).write_text(text)
+    found = newest_commit(tmp_path, needs=("state.json",))
+    assert found.path == older
+    assert len(found.problems) == 1 and f"{newer}: " in found.problems[0] and "manifest" in found.problems[0]
+
+
+def test_a_commit_whose_manifest_leaves_out_what_is_needed_is_passed_over(tmp_path: Path) -> None:
+    older, newer = write(tmp_path, 1), write(tmp_path, 2)
+    listing = json.loads((newer / MANIFEST).read_text())
+    del listing["state.json"]
+    (newer / MANIFEST).write_text(json.dumps(listing))
+    assert newest_commit(tmp_path, needs=("state.json",)).path == older
+
+
+def test_a_file_that_cannot_be_read_is_no_reason_to_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", broken)
+    with pytest.raises(StorageError, match="cannot be read: Input/output error"):
+        newest_commit(tmp_path)
+
+
 def test_links_and_odd_names_are_not_taken_for_commits(tmp_path: Path) -> None:
     write(tmp_path, 1)
     (tmp_path / "step_000009").symlink_to(tmp_path / "step_000001")
     (tmp_path / "step_x").mkdir()
     assert newest_commit(tmp_path).path == tmp_path / "step_000001"
+
+
+@pytest.mark.parametrize("make", [lambda p: p.write_text("x"), lambda p: p.symlink_to("/nowhere")])
+def test_what_has_a_commits_name_and_is_none_hinders_no_save(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    for name in ("step_000001", ".tmp-step_000001", f"{FORMER}step_000001"):
+        make(tmp_path / name)
+    for step in (1, 2):
+        assert write(tmp_path, step) == newest_commit(tmp_path).path
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["step_000001", "step_000002"]
 
 
 def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:

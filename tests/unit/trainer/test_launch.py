@@ -69,6 +69,31 @@ def test_leaving_at_the_second_signal_is_an_interruption(tmp_path: Path) -> None
     assert report(1, tmp_path, ranks=1) == 75
 
 
+@pytest.mark.parametrize(
+    ("torchrun_code", "exits", "asked", "told"),
+    [
+        (1, {0: -15}, True, "stopped on a signal"),  # before it could say a word
+        (-9, None, True, "stopped on a signal"),  # a second signal to the launcher
+        (75, None, False, "stopped on a signal"),  # a signal to torchrun
+        (1, {0: 75}, False, "stopped on a signal"),  # a signal to the rank
+        (1, {0: -9}, False, "a rank was killed"),
+    ],
+)
+def test_a_stop_that_was_asked_for_is_not_told_as_a_lack_of_memory(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    torchrun_code: int,
+    exits: dict[int, int] | None,
+    asked: bool,
+    told: str,
+) -> None:
+    leave(tmp_path, 1, 75, time=1.0, lost_peer=True)
+    if exits is not None:
+        (tmp_path / EXITS).write_text(json.dumps(exits))
+    assert report(torchrun_code, tmp_path, ranks=2, asked=asked) == 75
+    assert told in capsys.readouterr().err
+
+
 def test_all_ranks_done_is_0(tmp_path: Path) -> None:
     leave(tmp_path, 0, 0, time=1.0)
     assert report(0, tmp_path, ranks=1) == 0
