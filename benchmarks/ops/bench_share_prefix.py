@@ -5,6 +5,10 @@
 The quickstart's model in float32, two threads, on a group of 8 samples: a prompt of 256 tokens, then 128 of the policy
 (2.4 times fewer tokens when the prompt is there once; as many log-probs). All is the trainer's: plan, share, unfold,
 actor. Memory is the most that the process holds during forward and backward beyond weights and gradients.
+
+That sharing is exact is shown on small models (`scripts/parity.sh`). This one multiplies rounding errors: its gradient
+moves by up to a thousandth of its largest entry when the embedding is off by half a unit in the last place. So the
+difference here is given in units of that.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from _goals import Goal, milliseconds, ratio, show, timed
 from _harness import MODEL
 from torch import Tensor
@@ -76,6 +81,25 @@ def gradients(actor: Actor) -> list[Tensor]:
     return [grad.clone() for _, grads in actor.gathered(lambda parameter: parameter.main_grad) for grad in grads]
 
 
+def apart(ones: list[Tensor], others: list[Tensor]) -> float:
+    """The largest difference of two gradients, over the largest entry of the second."""
+    differences = [float((one - other).abs().max()) for one, other in zip(ones, others, strict=True)]
+    return max(differences) / max(float(other.abs().max()) for other in others)
+
+
+def unsettled(actor: Actor, run: Callable[[], object]) -> list[Tensor]:
+    """The gradients when each entry of the embedding is off by about half a unit in its last place."""
+    [embedding] = [p for chunk in actor.chunks for name, p in chunk.named_parameters() if "word_embeddings" in name]
+    exact = embedding.detach().clone()
+    signs = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0)).sign()
+    with torch.no_grad():
+        embedding.mul_(1 + torch.finfo(torch.float32).eps / 2 * signs)
+    run()
+    with torch.no_grad():
+        embedding.copy_(exact)
+    return gradients(actor)
+
+
 def peak(function: Callable[[], object]) -> int:
     """Bytes that the process holds at most while ``function`` runs, beyond what it holds before."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
@@ -112,9 +136,8 @@ def compare(actor: Actor, configs: dict[str, Config]) -> list[Goal]:
     for name, run in runs.items():  # the shared one first: what it leaves to the allocator can only help the other
         memory[name] = peak(run)
         found[name] = gradients(actor)
-    largest = max(float(grad.abs().max()) for grad in found["unshared"])
-    pairs = zip(found["shared"], found["unshared"], strict=True)
-    apart = max(float((a - b).abs().max()) for a, b in pairs) / largest
+    moved = apart(unsettled(actor, runs["unshared"]), found["unshared"])
+    difference = apart(found["shared"], found["unshared"])
     rounds = [{name: timed(run) for name, run in runs.items()} for _ in range(ROUNDS)]  # in turn; all is warm
     seconds = {name: [each[name] for each in rounds] for name in runs}
     tokens = {name: sum(batch.num_tokens for batch in minis) for name, minis in batches.items()}
@@ -124,7 +147,14 @@ def compare(actor: Actor, configs: dict[str, Config]) -> list[Goal]:
     return [
         Goal(f"{what}: forward and backward", ratio(seconds["unshared"], seconds["shared"]), 2.0, note=took),
         Goal(f"{what}: memory", memory["shared"] / memory["unshared"], 1.0, at_most=True, note=note),
-        Goal(f"{what}: gradients apart, of the largest", apart, 1e-5, at_most=True, unit=""),
+        Goal(
+            f"{what}: gradients apart, of what half a last place moves them",
+            difference / moved,
+            1.0,
+            at_most=True,
+            unit="",
+            note=f"{difference:.1e} and {moved:.1e} of the largest",
+        ),
     ]
 
 
