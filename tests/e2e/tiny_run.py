@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -114,7 +115,8 @@ class Command:
     def __init__(self, *arguments: str, file_limit_bytes: int | None = None, **environment: str) -> None:
         """``file_limit_bytes``: no file grows beyond it, as on a disk that is full."""
 
-        def limit() -> None:
+        def prepare() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's, under which the tests may run, is inherited
             if file_limit_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit_bytes, file_limit_bytes))
 
@@ -125,7 +127,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=limit,
+            preexec_fn=prepare,
         )
 
     @property
