@@ -136,21 +136,12 @@ def _fitting(
     kind: Kind, prompts: Sequence[Prompt], chat: ChatFormat, environment: EnvironmentFactory, config: Config
 ) -> tuple[list[Prompt], str]:
     """The prompts that are short enough, and a line that counts them."""
-    from mdapo.data.prompts import drop_overlong
     from mdapo.environments.aside import Aside
-    from mdapo.environments.calling import openings_of
+    from mdapo.rollout.short_prompts import short_prompts
 
-    limit, name, timeout_s = config.data.max_prompt_len, config.environment.name, config.rollout.episode_timeout_s
-    found = asyncio.run(
-        openings_of(environment, name, prompts, seed=config.run.seed, calls=Aside(), timeout_s=timeout_s)
-    )
-    openings = dict(zip((p.uid for p in prompts), found, strict=True))
-
-    def length(prompt: Prompt) -> int:
-        return len(chat.prompt_ids(openings[prompt.uid]))
-
-    kept, dropped = drop_overlong(prompts, length, limit, config.data.overlong_prompts, kind=kind)
-    left_out = f"; {dropped:,} longer than data.max_prompt_len={limit} left out" if dropped else ""
+    work = short_prompts(kind, prompts, environment, chat, config, seed=config.run.seed, calls=Aside())
+    kept, dropped = asyncio.run(work)
+    left_out = f"; {dropped:,} longer than data.max_prompt_len={config.data.max_prompt_len} left out" if dropped else ""
     return kept, f"{kind} prompts: {len(kept):,}{left_out}"
 
 

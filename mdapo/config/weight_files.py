@@ -21,21 +21,29 @@ NAMED = 3  # of the weights that a message lists
 
 def require_weights(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> dict[str, Path]:
     """The file of every weight of the model. Raises ``UserError`` with every reason why they cannot be used."""
-    require_none(weight_problems(folder, facts, key=key))
-    found, _ = _find(Path(folder))
+    found, problems = _judged(Path(folder), facts, key)
+    require_none(problems)
     return {name: found[name].file for name in facts.weight_shapes()}
 
 
 def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.path") -> list[Problem]:
     """What is wrong with the ``*.safetensors`` of a folder: unreadable, cut short, or not the model's weights."""
-    found, problems = _find(Path(folder))
-    if problems:
-        return [Problem(key, problem) for problem in problems]
+    return _judged(Path(folder), facts, key)[1]
+
+
+def _judged(folder: Path, facts: ModelFacts, key: str) -> tuple[dict[str, _Stored], list[Problem]]:
+    """Where each weight lies, and what is wrong; the headers are read once."""
+    found, unreadable = _find(folder)
+    reasons = unreadable or _unfit(folder, found, facts)
+    return found, [Problem(key, reason) for reason in reasons]
+
+
+def _unfit(folder: Path, found: dict[str, _Stored], facts: ModelFacts) -> list[str]:
     if not found:
-        return [Problem(key, f"no weights in {folder}: it needs *.safetensors")]
+        return [f"no weights in {folder}: it needs *.safetensors"]
     if facts.layers > len(found):  # before a list of so many layers is made
         text = f"config.json means {facts.layers} layers, but the files hold {len(found)} tensors in all"
-        return [Problem(key, f"{folder}: {text}")]
+        return [f"{folder}: {text}"]
     wanted = facts.weight_shapes()
     misshapen = [
         f"{name} has shape {list(found[name].shape)}, config.json means {list(shape)}"
@@ -51,7 +59,7 @@ def weight_problems(folder: str | Path, facts: ModelFacts, *, key: str = "model.
     reasons += [_some("weights that do not fit config.json", misshapen)]
     reasons += [_some(f"weights that are none of {', '.join(TRAINABLE)}", untrainable)]
     reasons += [_some("weights that such a model does not have", strange)]
-    return [Problem(key, f"{folder}: {reason}") for reason in reasons if reason]
+    return [f"{folder}: {reason}" for reason in reasons if reason]
 
 
 class _Stored(NamedTuple):

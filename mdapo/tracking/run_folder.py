@@ -157,15 +157,17 @@ def open_eval_folder(run: Path) -> Path:
 
 def _refuse_odd_entries(path: Path, *, folders: Sequence[str], files: Sequence[str]) -> None:
     """``UserError`` for what the run could not write, or would take for absent: a link that leads nowhere, say."""
-    odd = [f"{path / name}: is no folder" for name in folders if _is_there(path / name) and not (path / name).is_dir()]
+    odd = [
+        f"{path / name}: is no folder"
+        for name in folders
+        if os.path.lexists(path / name) and not (path / name).is_dir()
+    ]
     odd += [f"{path / name}: is a link" for name in folders if name in REPLACED and (path / name).is_symlink()]
-    odd += [f"{path / name}: is no file" for name in files if _is_there(path / name) and not (path / name).is_file()]
+    odd += [
+        f"{path / name}: is no file" for name in files if os.path.lexists(path / name) and not (path / name).is_file()
+    ]
     if odd:
         raise UserError([*odd, f"{path}: move that away, or choose another run.name"])
-
-
-def _is_there(path: Path) -> bool:
-    return os.path.lexists(path)
 
 
 def differences(former: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

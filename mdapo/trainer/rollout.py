@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from mdapo.data.chat import ChatFormat
-from mdapo.data.prompts import Kind, PromptStream, drop_overlong, load_prompts
+from mdapo.data.prompts import Kind, PromptStream, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
 from mdapo.environments.aside import Aside
-from mdapo.environments.calling import load_environment, openings_of
+from mdapo.environments.calling import load_environment
 from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
 from mdapo.rollout.local_engine import LocalEngine
+from mdapo.rollout.short_prompts import short_prompts
 from mdapo.tracking.recorder import replay_path
 from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
@@ -88,16 +89,10 @@ class LiveRollout:
         )
 
     def _prompts(self, files: list[str], kind: Kind, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
-        data, name, timeout_s = self.config.data, self.config.environment.name, self.config.rollout.episode_timeout_s
-        prompts = load_prompts(files, data)
-        work = openings_of(make, name, prompts, seed=0, calls=self.calls, timeout_s=timeout_s)
-        openings = dict(zip((p.uid for p in prompts), self._run(work, stop), strict=True))
-
-        def length(prompt: Prompt) -> int:
-            return len(self.chat.prompt_ids(openings[prompt.uid]))
-
-        kept, dropped = drop_overlong(prompts, length, data.max_prompt_len, data.overlong_prompts, kind=kind)
-        longer = f", {dropped} longer than {data.max_prompt_len} tokens left out" if dropped else ""
+        prompts = load_prompts(files, self.config.data)
+        work = short_prompts(kind, prompts, make, self.chat, self.config, seed=0, calls=self.calls)
+        kept, dropped = self._run(work, stop)
+        longer = f", {dropped} longer than {self.config.data.max_prompt_len} tokens left out" if dropped else ""
         self.journal.say(f"{kind} prompts: {len(kept)}{longer}")
         return kept
 
