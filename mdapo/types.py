@@ -9,9 +9,10 @@ Shape suffixes: ``_T`` packed tokens, ``_R`` response (loss) tokens, ``_N`` samp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -148,6 +149,75 @@ class Sample:
     versions: np.ndarray  # int32
     advantages: np.ndarray  # float32
     loss_weights: np.ndarray  # float32: per token; holds the *global* denominator (see algorithms/losses.py)
+
+
+TOKEN_FIELDS: Mapping[str, type[np.generic]] = {
+    "ids": np.int32,
+    "response_mask": np.bool_,
+    "rollout_logps": np.float32,
+    "versions": np.int32,
+    "advantages": np.float32,
+    "loss_weights": np.float32,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Sequence[Sample]):
+    """A step's N samples. Their tokens are end to end: a step may have a hundred thousand samples, and arrays for each
+    would cost more than all that is done with them.
+
+    ``fields``: those of `Sample`, name -> [P]; ``lengths_N`` and ``group_N`` int64. ``samples[i]`` is a view.
+    """
+
+    uids: Sequence[str]
+    group_N: np.ndarray
+    lengths_N: np.ndarray
+    fields: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Samples:
+        """Copies the samples' arrays end to end."""
+        parts = {name: [getattr(sample, name) for sample in samples] for name in TOKEN_FIELDS}
+        return cls(
+            [sample.uid for sample in samples],
+            np.array([sample.group for sample in samples], np.int64),
+            np.array([len(sample.ids) for sample in samples], np.int64),
+            {name: end_to_end(parts[name], dtype) for name, dtype in TOKEN_FIELDS.items()},
+        )
+
+    @cached_property
+    def starts_N(self) -> np.ndarray:
+        """int64: where each sample begins in P."""
+        return self.lengths_N.cumsum() - self.lengths_N
+
+    @cached_property
+    def model_tokens_N(self) -> np.ndarray:
+        """int64: tokens of each sample that the policy wrote."""
+        upto_P1 = np.append(0, self.fields["response_mask"].cumsum())
+        return upto_P1[self.starts_N + self.lengths_N] - upto_P1[self.starts_N]
+
+    def __len__(self) -> int:
+        return len(self.uids)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+    def __getitem__(self, index: int | slice) -> Sample | Samples:
+        if isinstance(index, slice):
+            return Samples.of([self[i] for i in range(len(self))[index]])
+        i = range(len(self))[index]
+        start, end = int(self.starts_N[i]), int(self.starts_N[i] + self.lengths_N[i])
+        arrays = {name: field[start:end] for name, field in self.fields.items()}
+        return Sample(self.uids[i], int(self.group_N[i]), **arrays)
+
+
+def end_to_end(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """[P] of ``dtype``: the arrays one after the other, of which there may be none."""
+    return np.concatenate(arrays, dtype=dtype, casting="no") if arrays else np.zeros(0, dtype)
+
+
+NO_SAMPLES = Samples.of(())
 
 
 @dataclass(frozen=True)

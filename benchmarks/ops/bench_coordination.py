@@ -3,7 +3,7 @@
     python benchmarks/ops/bench_coordination.py
 
 The trainer's own functions, in one process, two threads; the ranks are simulated: their shares are made to the byte,
-not sent. It begins with the samples as `make_samples` leaves them: groups of 8 with a prompt of 40 tokens. Lengths are
+not sent. It begins with `Samples` as `make_samples` leaves them: groups of 8 with a prompt of 40 tokens. Lengths are
 log-normal, 100 tokens on average; 17 bytes a token. Planned without and with a common prompt computed once.
 """
 
@@ -24,7 +24,7 @@ from mdapo.config.schema import Config
 from mdapo.data.batching import plan_shares
 from mdapo.data.unfold import unfold
 from mdapo.data.wire import dump_share, load_share
-from mdapo.types import Sample
+from mdapo.types import Sample, Samples
 
 SAMPLES, RANKS, CAP, ROUNDS = 131_072, 4096, 4096, 5
 GROUP, PROMPT = 8, 40
@@ -40,7 +40,7 @@ def configuration(*, share_prefix: bool) -> Config:
     return Config.model_validate(sections)
 
 
-def drawn() -> list[Sample]:
+def drawn() -> Samples:
     rng = np.random.default_rng(0)
     prompts, samples = rng.integers(0, 50000, (SAMPLES // GROUP, PROMPT), dtype=np.int32), []
     for i, size in enumerate(np.clip(rng.lognormal(np.log(80), 0.7, SAMPLES), 8, 2048).astype(int).tolist()):
@@ -58,10 +58,10 @@ def drawn() -> list[Sample]:
                 loss_weights=scored * np.float32(1e-7),
             )
         )
-    return samples
+    return Samples.of(samples)
 
 
-def coordinate(samples: list[Sample], config: Config) -> tuple[list[bytes], list[float]]:
+def coordinate(samples: Samples, config: Config) -> tuple[list[bytes], list[float]]:
     """What each rank would be sent, and the seconds until it is planned and packed, and from there."""
     clock = [time.perf_counter()]
     shares = plan_shares(samples, config, dp=RANKS, work=WORK)
@@ -71,7 +71,7 @@ def coordinate(samples: list[Sample], config: Config) -> tuple[list[bytes], list
     return sent, np.diff(clock).tolist()
 
 
-def check(samples: list[Sample], sent: list[bytes], *, share_prefix: bool) -> int:
+def check(samples: Samples, sent: list[bytes], *, share_prefix: bool) -> int:
     """Every rank unfolds what was planned for it, within the cap. Returns the tokens that they compute."""
     tokens = scored = 0
     for data in sent:
@@ -79,7 +79,7 @@ def check(samples: list[Sample], sent: list[bytes], *, share_prefix: bool) -> in
         assert max(batch.num_tokens for batch in mini) <= CAP
         tokens += sum(batch.num_tokens for batch in mini)
         scored += sum(int((batch.loss_weights_R > 0).sum()) for batch in mini)
-    assert scored == sum(int(sample.response_mask.sum()) for sample in samples), "a scored token is lost"
+    assert scored == int(samples.fields["response_mask"].sum()), "a scored token is lost"
     return tokens
 
 

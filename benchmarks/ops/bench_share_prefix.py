@@ -32,7 +32,7 @@ from mdapo.config.schema import Config
 from mdapo.data.batching import micro_batches, plan_shares
 from mdapo.megatron import layout as layouts
 from mdapo.megatron.actor import Actor
-from mdapo.types import MicroBatch, Sample
+from mdapo.types import MicroBatch, Sample, Samples
 
 GROUP, PROMPT, RESPONSE, ROUNDS = 8, 256, 128, 3
 CAP = GROUP * (PROMPT + RESPONSE)  # one micro-batch either way
@@ -49,7 +49,7 @@ def configuration(*, share_prefix: bool) -> Config:
     return config.model_copy(update={"algorithm": resolve_algorithm(config.algorithm)})
 
 
-def group(vocab: int) -> list[Sample]:
+def group(vocab: int) -> Samples:
     """Random ids: responses differ from their first token on, or nearly."""
     rng = np.random.default_rng(0)
     prompt, mask = rng.integers(0, vocab, PROMPT), np.repeat([False, True], [PROMPT, RESPONSE])
@@ -68,10 +68,10 @@ def group(vocab: int) -> list[Sample]:
                 loss_weights=np.where(mask, 1.0 / (GROUP * RESPONSE), 0.0).astype(np.float32),
             )
         )
-    return samples
+    return Samples.of(samples)
 
 
-def laid_out(samples: list[Sample], config: Config) -> list[MicroBatch]:
+def laid_out(samples: Samples, config: Config) -> list[MicroBatch]:
     [share] = plan_shares(samples, config, dp=1)
     [mini] = micro_batches(share, config)
     return mini

@@ -104,17 +104,21 @@ def turn_advantages(
     return np.split(found_M, np.cumsum(sizes)[:-1])
 
 
-def spread(advantage: float, mask_L: np.ndarray, *, gamma: float = 1.0) -> np.ndarray:
-    """An episode's advantage on its tokens, float32 [L]: ``advantage * gamma ** (model tokens that follow)``, 0 off
-    the mask.
+def spread(advantage_N: np.ndarray, mask_P: np.ndarray, lengths_N: np.ndarray, *, gamma: float = 1.0) -> np.ndarray:
+    """Each episode's advantage on its tokens, float32 [P]: ``advantage * gamma ** (model tokens that follow)``, 0 off
+    the mask. Episode i is the next ``lengths_N[i]`` of the P tokens.
 
     The episode's reward arrives with its last model token. Discounting counts model tokens only (see the module); with
     mask 1, 0, 1, an advantage of 1 and gamma 0.5 the first token gets 0.5. Peers differ: some discount over masked
     tokens.
     """
-    mask = np.asarray(mask_L, bool)
-    following = mask.sum() - np.cumsum(mask)
-    return np.where(mask, advantage * np.power(float(gamma), following), 0.0).astype(np.float32)
+    mask = np.asarray(mask_P, bool)
+    advantage_P = np.repeat(np.asarray(advantage_N, np.float64), lengths_N)
+    if gamma != 1.0:
+        upto_P1 = np.append(0, mask.cumsum())
+        following_P = np.repeat(upto_P1[np.cumsum(lengths_N)], lengths_N) - upto_P1[1:]
+        advantage_P *= np.power(float(gamma), following_P)
+    return np.where(mask, advantage_P, 0.0).astype(np.float32)
 
 
 def _members(group_N: np.ndarray, usable_N: np.ndarray) -> list[np.ndarray]:

@@ -1,12 +1,13 @@
 """Groups -> samples with credit -> a plan -> shares.
 
 Everything that needs to see the whole step happens here, on one rank: advantages, the loss denominators (inside
-``Sample.loss_weights``) and the cut. What follows is a plain sum over micro-batches and ranks.
+``Samples``' weights) and the cut. What follows is a plain sum over micro-batches and ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +21,14 @@ from mdapo.data.padded import plan_padded
 from mdapo.data.shares import Share, pack_shares, rows_of
 from mdapo.data.unfold import unfold
 from mdapo.ops.balance import Objective, plan_step, refuse_longer
-from mdapo.types import Sample
+from mdapo.types import Samples, Turn, end_to_end
 
 if TYPE_CHECKING:
-    from mdapo.config.schema import Algorithm, Config
+    from mdapo.config.schema import Config
     from mdapo.types import Episode, Group, MicroBatch
 
 
-def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], dict[str, float]]:
+def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[Samples, dict[str, float]]:
     """One sample an episode, in order, with advantages and loss weights; and what was done, as numbers to log.
 
     An episode carries loss when it was scored, has a token of the policy, and (with ``algorithm.mask_truncated``) was
@@ -39,16 +40,16 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
     assert algorithm.advantage_estimator is not None and algorithm.loss_agg_mode is not None
     episodes = [(g, episode) for g, group in enumerate(groups) for episode in group.episodes]
     group_N = np.array([g for g, _ in episodes], np.int64)
-    tokens_N = np.array([e.num_model_tokens for _, e in episodes], np.int64)
+    samples = _uncredited([e for _, e in episodes], group_N)
+    mask_P, lengths_N, tokens_N = samples.fields["response_mask"], samples.lengths_N, samples.model_tokens_N
     scored_N = np.array([e.score is not None and e.score.valid for _, e in episodes], bool)
     cut_N = np.array([e.truncated for _, e in episodes], bool) & algorithm.mask_truncated
     carries_N = scored_N & ~cut_N & (tokens_N > 0)
-    penalty_N = np.array([_penalty(e, cfg) for _, e in episodes], np.float64)
+    penalty_N = np.array([_penalty(tokens, cfg) for tokens in tokens_N.tolist()], np.float64)
     value_N = np.array([e.score.value if e.score is not None else 0.0 for _, e in episodes], np.float64) + penalty_N
     advantage_N = advantages(
         value_N, group_N, estimator=algorithm.advantage_estimator, valid_N=carries_N, tokens_N=tokens_N
     )
-    credit_NT = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
     weight_N = np.zeros(len(episodes))
     mini_N = group_N // mini_batch_groups(cfg)
     for mini in np.unique(mini_N):
@@ -59,17 +60,12 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[list[Sample], di
             mode=algorithm.loss_agg_mode,
             max_response_len=cfg.rollout.max_response_len,
         )
-    samples = [
-        _sample(
-            episode,
-            group=g,
-            advantage=float(advantage_N[i]),
-            turns=credit_NT[i],
-            weight=float(weight_N[i]),
-            algorithm=algorithm,
-        )
-        for i, (g, episode) in enumerate(episodes)
-    ]
+    advantages_P = spread(advantage_N, mask_P, lengths_N, gamma=algorithm.gamma)
+    if share := algorithm.turn_credit:
+        own_P = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
+        advantages_P = np.where(mask_P, (1.0 - share) * advantages_P + share * own_P, 0.0).astype(np.float32)
+    weights_P = np.where(mask_P, np.repeat(weight_N, lengths_N), 0.0).astype(np.float32)
+    samples = replace(samples, fields={**samples.fields, "advantages": advantages_P, "loss_weights": weights_P})
     carried = advantage_N[carries_N]
     stats = {
         "batch/samples": float(len(samples)),
@@ -94,7 +90,7 @@ def mini_batch_groups(cfg: Config) -> int:
 
 
 def plan_shares(
-    samples: Sequence[Sample],
+    samples: Samples,
     cfg: Config,
     *,
     dp: int,
@@ -115,12 +111,12 @@ def plan_shares(
     rows, actor = rows_of(samples), cfg.actor
     own = np.flatnonzero(rows.trains_N)
     starts_N, tokens_N, scored_N = rows.starts_N[own], rows.lengths_N[own], rows.scored_N[own]
-    group_N = np.array([sample.group for sample in samples], np.int64)[own]
+    group_N = samples.group_N[own]
     mini_N = np.unique(group_N // mini_batch_groups(cfg), return_inverse=True)[1]
     cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
     if actor.use_dynamic_bsz and actor.over_cap == "error":
         longer = own[tokens_N > cap]
-        refuse_longer(rows.lengths_N[longer], cap, [samples[i].uid for i in longer.tolist()])
+        refuse_longer(rows.lengths_N[longer], cap, [samples.uids[i] for i in longer.tolist()])
     shape: dict[str, Any] = {"dp": dp, "multiple": micro_multiple, "at_least": at_least, "objective": objective}
     if not actor.use_dynamic_bsz:
         costs_N = work.of(tokens_N, scored_N)
@@ -154,12 +150,32 @@ def shares_prefix(cfg: Config) -> bool:
     return possible if wanted == "auto" else wanted
 
 
+def _uncredited(episodes: Sequence[Episode], group_N: np.ndarray) -> Samples:
+    """The episodes' tokens: prompts and turns end to end, copied once."""
+    pieces = [piece for episode in episodes for piece in (_as_turn(episode.prompt_ids), *episode.turns)]
+    sizes = np.array([len(piece.ids) for piece in pieces], np.int64)
+    edges = np.append(0, sizes.cumsum())[np.append(0, np.cumsum([1 + len(e.turns) for e in episodes], dtype=np.int64))]
+    mask_P = end_to_end([piece.mask for piece in pieces], np.bool_)
+    logps_P = end_to_end([piece.logps for piece in pieces], np.float32)
+    versions_P = np.repeat(np.array([piece.version for piece in pieces], np.int32), sizes)
+    fields = {
+        "ids": end_to_end([piece.ids for piece in pieces], np.int32),
+        "response_mask": mask_P,
+        "rollout_logps": np.where(mask_P, logps_P, np.float32(0)),
+        "versions": np.where(mask_P, versions_P, np.int32(-1)),
+    }
+    return Samples([f"{e.prompt.uid}/{e.index}" for e in episodes], group_N, np.diff(edges), fields)
+
+
+def _as_turn(prompt_ids: np.ndarray) -> Turn:
+    nothing = np.zeros(len(prompt_ids), np.float32)
+    return Turn("user", prompt_ids, nothing.astype(bool), nothing)
+
+
 def _turn_credit(
     episodes: Sequence[Episode], value_N: np.ndarray, group_N: np.ndarray, carries_N: np.ndarray, cfg: Config
-) -> list[np.ndarray]:
-    """Advantage of every agent turn, by episode; of none where turns get no credit of their own."""
-    if not cfg.algorithm.turn_credit:
-        return [np.zeros(0, np.float32)] * len(episodes)
+) -> np.ndarray:
+    """The advantage of each agent turn on its tokens, float64 [P], 0 on all others."""
     before = []
     for episode in episodes:
         known = episode.score.before if episode.score is not None else ()
@@ -168,38 +184,21 @@ def _turn_credit(
     estimator = cfg.algorithm.advantage_estimator
     assert estimator is not None
     tokens = [[int(t.mask.sum()) for t in episode.turns if t.role == "assistant"] for episode in episodes]
-    return turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N, tokens=tokens)
+    found = turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N, tokens=tokens)
+    sizes, values = [], []
+    for episode, own in zip(episodes, found, strict=True):
+        agent = iter(own.tolist())
+        sizes += [len(episode.prompt_ids), *(len(turn.ids) for turn in episode.turns)]
+        values += [0.0, *(next(agent) if turn.role == "assistant" else 0.0 for turn in episode.turns)]
+    return np.repeat(np.array(values), sizes)
 
 
-def _sample(
-    episode: Episode, *, group: int, advantage: float, turns: np.ndarray, weight: float, algorithm: Algorithm
-) -> Sample:
-    mask = episode.response_mask
-    advantages_L = spread(advantage, mask, gamma=algorithm.gamma)
-    if len(turns):
-        lengths = [len(t.ids) for t in episode.turns]
-        agent = np.cumsum([t.role == "assistant" for t in episode.turns]) - 1
-        own_L = np.concatenate([np.zeros(len(episode.prompt_ids)), np.repeat(turns[agent], lengths)])
-        share = algorithm.turn_credit
-        advantages_L = np.where(mask, (1.0 - share) * advantages_L + share * own_L, 0.0).astype(np.float32)
-    return Sample(
-        uid=f"{episode.prompt.uid}/{episode.index}",
-        group=group,
-        ids=episode.ids,
-        response_mask=mask,
-        rollout_logps=episode.rollout_logps,
-        versions=episode.versions,
-        advantages=advantages_L,
-        loss_weights=np.where(mask, weight, 0.0).astype(np.float32),
-    )
-
-
-def _penalty(episode: Episode, cfg: Config) -> float:
+def _penalty(model_tokens: int, cfg: Config) -> float:
     buffer = cfg.reward.overlong_buffer_cfg
     if not buffer.enable:
         return 0.0
     return overlong_penalty(
-        episode.num_model_tokens,
+        model_tokens,
         max_response_len=cfg.rollout.max_response_len,
         buffer_len=buffer.len,
         factor=buffer.penalty_factor,

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import attrgetter
 
 import numpy as np
 import torch
 
 from mdapo.ops.pack import pack, segments
-from mdapo.types import Sample
+from mdapo.types import Samples
 
 FILLER_TOKENS = 2  # a sequence needs one token to read and one to score
-# What a token carries, and its type, in rows and shares alike.
+# What a token of a share carries, its type, and what it is called in `Samples`.
 FIELDS: Mapping[str, type[np.generic]] = {
     "ids": np.int32,
     "advantages": np.float32,
@@ -27,13 +26,14 @@ FIELDS: Mapping[str, type[np.generic]] = {
     "rollout_logps": np.float32,
     "mask": np.bool_,
 }
+SOURCES = {name: "response_mask" if name == "mask" else name for name in FIELDS}
 # Sample indices of [rank][mini-batch][micro-batch]; an empty micro-batch is a filler.
 Cut = Sequence[Sequence[Sequence[Sequence[int]]]]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A step's samples end to end. ``fields`` name -> [P], and a filler behind them.
+    """A step's samples as rows to train on. ``fields`` name -> [P], those of the samples.
 
     A row ends at its last scored token: what follows is never predicted and predicts nothing scored. ``trains_N``: a
     scored token has weight; ``scored_N``: how many are.
@@ -60,40 +60,33 @@ class Share:
     micro_batches: tuple[int, ...]
 
 
-def rows_of(samples: Sequence[Sample]) -> Rows:
-    """The samples' arrays, copied end to end, and where each is."""
-    fillers = {name: np.zeros(FILLER_TOKENS, dtype) for name, dtype in FIELDS.items()}
-    fillers["mask"][-1] = True
-    sources = {name: "response_mask" if name == "mask" else name for name in FIELDS}
-    parts = {name: [getattr(sample, source) for sample in samples] for name, source in sources.items()}
-    fields = {name: _joined([*parts[name], fillers[name]], dtype) for name, dtype in FIELDS.items()}
-    sizes_N = np.fromiter(map(len, parts["ids"]), np.int64, len(samples))
-    edges_N1 = np.append(0, sizes_N.cumsum())
-    starts_N, some_N, mask = edges_N1[:-1], sizes_N > 0, fields["mask"]  # in no tokens reduceat finds something, too
-    scored_N = np.add.reduceat(mask.view(np.int8), edges_N1, dtype=np.int64)[:-1] * some_N
-    trains_N = np.logical_or.reduceat(mask & (fields["loss_weights"] != 0), edges_N1)[:-1] & some_N
-    last_N = np.flatnonzero(mask)[scored_N.cumsum() - 1]
-    return Rows(fields, starts_N, np.where(scored_N > 0, last_N + 1 - starts_N, 0), trains_N, scored_N)
-
-
-def _joined(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    """As `np.concatenate`, which takes twice as long for many short arrays."""
-    assert set(map(attrgetter("dtype"), arrays)) == {np.dtype(dtype)}, f"an array that is not of {dtype.__name__}"
-    return np.frombuffer(bytearray().join(arrays), dtype)
+def rows_of(samples: Samples) -> Rows:
+    """Where each sample's row is in the samples' own arrays, and whether it trains. Nothing is copied."""
+    fields = {name: samples.fields[source] for name, source in SOURCES.items()}
+    starts_N, scored_N = samples.starts_N, samples.model_tokens_N
+    scored_P = np.flatnonzero(fields["mask"])
+    ends_N = scored_N.cumsum()  # in scored_P
+    weighs_P1 = np.append(0, (fields["loss_weights"][scored_P] != 0).cumsum())
+    trains_N = weighs_P1[ends_N] > weighs_P1[ends_N - scored_N]
+    last_N = np.append(scored_P, -1)[ends_N - 1]
+    lengths_N = np.where(scored_N > 0, last_N + 1 - starts_N, 0)
+    return Rows(fields, starts_N, lengths_N, trains_N, scored_N)
 
 
 def pack_shares(rows: Rows, cut: Cut) -> list[Share]:
     """Each rank's share. An empty micro-batch becomes a filler: a row of zeros whose one scored token has weight 0."""
-    filler = len(rows.starts_N)
-    size = len(rows.fields["ids"])
+    filler = len(rows.starts_N)  # a row of no tokens of its own
     layout = segments(
-        np.append(rows.lengths_N, FILLER_TOKENS),
-        starts_N=np.append(rows.starts_N, size - FILLER_TOKENS),
-        shape=(size,),
+        np.append(rows.lengths_N, 0),
+        starts_N=np.append(rows.starts_N, 0),
+        spans_N=np.append(rows.lengths_N, FILLER_TOKENS),
+        shape=(len(rows.fields["ids"]),),
         groups=[micro if len(micro) else (filler,) for rank in cut for mini in rank for micro in mini],
     )
     tensors = pack({name: torch.from_numpy(field) for name, field in rows.fields.items()}, layout)
     packed = {name: tensor.numpy() for name, tensor in tensors.items()}
+    _, lengths_M, begins_M, spans_M = layout.runs_4M.numpy()
+    packed["mask"][(begins_M + spans_M - 1)[lengths_M < spans_M]] = True
     bounds, cu = np.array(layout.bounds), layout.cu_seqlens_M1
     counts = [tuple(map(len, rank)) for rank in cut]
     shares = []

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mdapo.rollout.dynamic_batch import Collected
     from mdapo.rollout.engine import Engine
     from mdapo.trainer.record import StepRecord
-    from mdapo.types import MicroBatch, Sample
+    from mdapo.types import MicroBatch, Samples
 
 # What rank 0 may meet while it collects or evaluates, and every rank must raise with it.
 SHARED_ERRORS: tuple[type[Exception], ...] = (Interrupted, NothingLearnableError, StorageError, UserError)
@@ -161,7 +161,7 @@ class Trainer:
         """The step's groups on rank 0, None elsewhere."""
         return self.share_errors(lambda: self.lead.collect(version=self.state.version, stop=self.stop))
 
-    def scatter(self, samples: Sequence[Sample]) -> list[list[MicroBatch]]:
+    def scatter(self, samples: Samples) -> list[list[MicroBatch]]:
         """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
         multiple = self.layout.token_multiple
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mdapo.data.batching import make_samples
 from mdapo.trainer.record import StepRecord, make_record
+from mdapo.types import NO_SAMPLES
 
 if TYPE_CHECKING:
     from mdapo.trainer.flow import Trainer
@@ -21,8 +22,8 @@ def step(t: Trainer) -> StepRecord:
     with t.timers("collect"):
         collected = t.collect()
     with t.timers("batch"):
-        samples, credit = make_samples(collected.groups, t.config) if collected is not None else ([], {})
-        mini_batches = t.scatter(samples if t.trains else [])
+        samples, credit = make_samples(collected.groups, t.config) if collected is not None else (NO_SAMPLES, {})
+        mini_batches = t.scatter(samples if t.trains else NO_SAMPLES)
     mini_batches = t.with_logps(mini_batches)
     with t.timers("train"):
         updates = [t.actor.update(mini, t.loss_fn) for mini in mini_batches * t.config.actor.ppo_epochs]

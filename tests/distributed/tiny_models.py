@@ -11,7 +11,7 @@ import torch
 from mdapo.config.schema import Config
 from mdapo.data.shares import pack_shares, rows_of
 from mdapo.data.unfold import unfold
-from mdapo.types import MicroBatch, Sample
+from mdapo.types import NO_SAMPLES, MicroBatch, Sample, Samples
 
 VOCAB = 131  # not a multiple of 2 or 4: the vocabulary must be padded under tensor parallelism
 
@@ -96,7 +96,7 @@ def pack(seqs: list[tuple[np.ndarray, np.ndarray]], *, multiple: int = 1, total:
                       torch.zeros_like(floats[0]))  # fmt: skip
 
 
-def samples(seqs: list[tuple[np.ndarray, np.ndarray]], *, total: int = 1, seed: int = 1) -> list[Sample]:
+def samples(seqs: list[tuple[np.ndarray, np.ndarray]], *, total: int = 1, seed: int = 1) -> Samples:
     """The same sequences with the same values as the trainer has them; scored is what `pack` scores."""
     found = []
     for number, (tokens, mask) in enumerate(seqs):
@@ -108,12 +108,12 @@ def samples(seqs: list[tuple[np.ndarray, np.ndarray]], *, total: int = 1, seed: 
         versions = np.zeros(len(tokens), np.int32)
         ids = tokens.astype(np.int32)
         found.append(Sample(str(number), number, ids, scored, nothing, versions, advantages, weights))
-    return found
+    return Samples.of(found)
 
 
 def filler() -> MicroBatch:
     """What the trainer fills up with."""
-    [share] = pack_shares(rows_of([]), [[[[]]]])
+    [share] = pack_shares(rows_of(NO_SAMPLES), [[[[]]]])
     return unfold(share)[0][0]
 
 

@@ -97,14 +97,17 @@ def test_leave_one_out_is_the_centred_reward_times_n_over_n_minus_one() -> None:
 
 
 def test_discount_counts_model_tokens_only() -> None:
-    """Case 22a: reward 1 at the end, mask 1, 0, 1, gamma 0.5."""
-    np.testing.assert_array_equal(spread(1.0, np.array([1, 0, 1]), gamma=0.5), np.array([0.5, 0.0, 1.0], np.float32))
+    """Case 22a: reward 1 at the end, mask 1, 0, 1, gamma 0.5; and an episode of its own before and behind it."""
+    mask, lengths = np.array([1, 1, 0, 1, 0, 1]), np.array([1, 3, 0, 2])
+    found = spread(np.array([4.0, 1.0, 9.0, -2.0]), mask, lengths, gamma=0.5)
+    np.testing.assert_array_equal(found, np.array([4.0, 0.5, 0.0, 1.0, 0.0, -2.0], np.float32))
 
 
 def test_without_discount_every_model_token_gets_the_advantage() -> None:
-    mask = np.array([0, 0, 1, 1, 0, 1, 0], bool)
-    np.testing.assert_array_equal(spread(-0.3, mask), np.where(mask, np.float32(-0.3), np.float32(0)))
-    np.testing.assert_array_equal(spread(2.0, mask, gamma=0.0), np.array([0, 0, 0, 0, 0, 2, 0], np.float32))
+    mask, length = np.array([0, 0, 1, 1, 0, 1, 0], bool), np.array([7])
+    np.testing.assert_array_equal(spread(np.array([-0.3]), mask, length), np.float32(-0.3) * mask)
+    last = np.array([0, 0, 0, 0, 0, 2, 0], np.float32)
+    np.testing.assert_array_equal(spread(np.array([2.0]), mask, length, gamma=0.0), last)
 
 
 # Credit by turn.

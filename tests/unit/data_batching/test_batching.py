@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from mdapo.data.batching import make_samples, micro_batches, plan_shares
 from mdapo.data.shares import Cut, pack_shares, rows_of
 from mdapo.data.unfold import unfold
 from mdapo.errors import UserError
-from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, Score, Turn
+from mdapo.types import EndReason, Episode, Group, MicroBatch, Prompt, Sample, Samples, Score, Turn
 
 VOCABULARY = 11
 
@@ -72,14 +73,16 @@ def mixed_groups() -> list[Group]:
     ]
 
 
-def planned(samples: list[Sample], cfg: Config, *, token_multiple: int = 1, **cut: int) -> list[list[list[MicroBatch]]]:
+def planned(
+    samples: Sequence[Sample], cfg: Config, *, token_multiple: int = 1, **cut: int
+) -> list[list[list[MicroBatch]]]:
     """[rank][mini-batch][micro-batch], as the ranks unfold their shares."""
-    shares = plan_shares(samples, cfg, token_multiple=token_multiple, **cut)
+    shares = plan_shares(Samples.of(samples), cfg, token_multiple=token_multiple, **cut)
     return [micro_batches(share, cfg, token_multiple=token_multiple) for share in shares]
 
 
-def packed(samples: list[Sample], cut: Cut, **options: Any) -> list[list[list[MicroBatch]]]:
-    return [unfold(share, **options) for share in pack_shares(rows_of(samples), cut)]
+def packed(samples: Sequence[Sample], cut: Cut, **options: Any) -> list[list[list[MicroBatch]]]:
+    return [unfold(share, **options) for share in pack_shares(rows_of(Samples.of(samples)), cut)]
 
 
 # What carries loss.

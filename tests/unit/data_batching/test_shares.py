@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdapo.data.shares import FIELDS, rows_of
-from mdapo.types import Sample
+from mdapo.types import Sample, Samples
 
 # Tokens of a sample: whether the policy wrote it, and its weight.
 Tokens = list[tuple[bool, float]]
@@ -30,8 +30,8 @@ def sample(number: int, tokens: Tokens) -> Sample:
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, -0.0, 0.5, -1.0])), max_size=6), max_size=8))
 def test_a_row_ends_at_its_last_scored_token_and_trains_if_one_has_weight(drawn: list[Tokens]) -> None:
-    """Also beside samples without tokens, or none of the policy's; the filler behind them belongs to nobody."""
-    rows = rows_of([sample(i, tokens) for i, tokens in enumerate(drawn)])
+    """Also beside samples without tokens, or none of the policy's."""
+    rows = rows_of(Samples.of([sample(i, tokens) for i, tokens in enumerate(drawn)]))
     for i, tokens in enumerate(drawn):
         scored = [at for at, (written, _) in enumerate(tokens) if written]
         assert rows.scored_N[i] == len(scored)
@@ -40,4 +40,4 @@ def test_a_row_ends_at_its_last_scored_token_and_trains_if_one_has_weight(drawn:
         ids = rows.fields["ids"][rows.starts_N[i] :][: len(tokens)]
         assert ids.tolist() == [100 * i + at for at in range(len(tokens))]
     assert {name: field.dtype for name, field in rows.fields.items()} == {n: np.dtype(t) for n, t in FIELDS.items()}
-    assert {len(field) for field in rows.fields.values()} == {sum(map(len, drawn)) + 2}
+    assert {len(field) for field in rows.fields.values()} == {sum(map(len, drawn))}

@@ -17,7 +17,7 @@ from mdapo.data.shares import Share, pack_shares, rows_of
 from mdapo.data.unfold import unfold
 from mdapo.data.wire import dump_groups, dump_share, load_groups, load_groups_file, load_share, save_groups_file
 from mdapo.errors import UserError
-from mdapo.types import Episode, Group, Message, Prompt, Sample, Score, Turn
+from mdapo.types import NO_SAMPLES, Episode, Group, Message, Prompt, Sample, Samples, Score, Turn
 
 TEXT = "Grüße 你好 🙂 \x00\n\u2028 \ud83d"  # the last is half a character, as a cut-off generation leaves it
 HALF_EXACT = 0.1 + 0.2
@@ -120,7 +120,7 @@ def a_share(*lengths: int) -> Share:
         for i, n in enumerate(lengths)
     ]
     last = len(lengths) - 1
-    [share] = pack_shares(rows_of(samples), [[[range(last), []], [[last]]]])
+    [share] = pack_shares(rows_of(Samples.of(samples)), [[[range(last), []], [[last]]]])
     return share
 
 
@@ -142,7 +142,7 @@ def test_a_share_is_plain_safetensors() -> None:
 
 @pytest.mark.parametrize("plan", [[[]], [[[]]]])
 def test_a_rank_may_have_nothing(plan: Any) -> None:
-    [share] = pack_shares(rows_of([]), plan)
+    [share] = pack_shares(rows_of(NO_SAMPLES), plan)
     back = load_share(dump_share(share))
     assert unfold(back) == plan[0]
 

@@ -12,7 +12,7 @@ from mdapo.config.flops import TOKENS_ONLY
 from mdapo.config.schema import Config
 from mdapo.megatron.layout import Layout
 from mdapo.trainer import flow
-from mdapo.types import MicroBatch, Sample
+from mdapo.types import MicroBatch, Sample, Samples
 
 DP = 2
 
@@ -52,7 +52,7 @@ def scattered(
     found = []
     for rank in range(DP):
         monkeypatch.setattr(flow.ranks, "scatter_shares", lambda shares, rank=rank: shares[rank])
-        found.append(trainer.scatter(samples))
+        found.append(trainer.scatter(Samples.of(samples)))
     return found
 
 
