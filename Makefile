@@ -11,6 +11,7 @@ test: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	find csrc tests -regex '.*\.\(h\|cpp\|cu\)' -exec $(BIN)/clang-format --dry-run --Werror {} +
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyrefly check
 

@@ -35,7 +35,7 @@ REQUIRES = [
 ]
 EXTRAS = {
     "gguf": ["gguf>=0.19"],  # scripts/fetch_model.py
-    "dev": ["pytest>=8", "hypothesis>=6", "pytest-timeout>=2", "ruff", "pyrefly", "import-linter"],
+    "dev": ["pytest>=8", "hypothesis>=6", "pytest-timeout>=2", "ruff", "pyrefly", "import-linter", "clang-format"],
 }
 MODE = os.environ.get("MDAPO_BUILD", "auto")
 

@@ -67,10 +67,10 @@ struct Core {
   std::vector<uint8_t> known = std::vector<uint8_t>(kUbBytes, 0);  // bytes that somebody wrote
   std::vector<Word> words = std::vector<Word>(kUbBytes / kWordBytes);
   size_t allocated = 0;
-  Clock now{};                     // operations begun by each pipe
-  std::array<Clock, kPipes> seen{};  // what each pipe may rely on; of itself: up to its last barrier
+  Clock now{};                                 // operations begun by each pipe
+  std::array<Clock, kPipes> seen{};            // what each pipe may rely on; of itself: up to its last barrier
   std::map<std::pair<int, int>, Clock> flags;  // (event, id) -> what its setter had done
-  std::vector<std::string> open;   // filled at the end of the kernel: queues with tensors that were not freed
+  std::vector<std::string> open;  // filled at the end of the kernel: queues with tensors that were not freed
 };
 
 struct Machine {

@@ -125,9 +125,9 @@ class TPipe {
     auto& core = ascend_twin::core();
     const size_t begin = core.allocated;
     core.allocated += bytes;
-    ascend_twin::require(core.allocated <= ascend_twin::kUbBytes,
-                         "UB has " + std::to_string(ascend_twin::kUbBytes) + " bytes, the kernel asks for " +
-                             std::to_string(core.allocated) + " or more");
+    ascend_twin::require(core.allocated <= ascend_twin::kUbBytes, "UB has " + std::to_string(ascend_twin::kUbBytes) +
+                                                                      " bytes, the kernel asks for " +
+                                                                      std::to_string(core.allocated) + " or more");
     return begin;
   }
 };
@@ -140,9 +140,9 @@ inline TPipe* GetTPipePtr() {
 // From and to of an event.
 constexpr std::pair<int, int> ends_of(HardEvent event) {
   using namespace ascend_twin;
-  constexpr std::pair<int, int> kEnds[] = {{kVector, kScalar}, {kScalar, kVector}, {kIn, kVector},  {kVector, kIn},
-                                           {kVector, kOut},    {kOut, kVector},    {kIn, kScalar},  {kScalar, kIn},
-                                           {kScalar, kOut},    {kOut, kScalar},    {kIn, kOut},     {kOut, kIn}};
+  constexpr std::pair<int, int> kEnds[] = {{kVector, kScalar}, {kScalar, kVector}, {kIn, kVector}, {kVector, kIn},
+                                           {kVector, kOut},    {kOut, kVector},    {kIn, kScalar}, {kScalar, kIn},
+                                           {kScalar, kOut},    {kOut, kScalar},    {kIn, kOut},    {kOut, kIn}};
   return kEnds[static_cast<int>(event)];
 }
 

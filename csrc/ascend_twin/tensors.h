@@ -62,8 +62,8 @@ class LocalTensor {
   ascend_twin::Range first(size_t count, size_t align = ascend_twin::kBlockBytes) const {
     using ascend_twin::require;
     require(begin % align == 0, "a UB address that is not " + std::to_string(align) + "-byte aligned");
-    require(count * sizeof(T) <= bytes, std::to_string(count) + " elements of a UB tensor of " +
-                                            std::to_string(bytes / sizeof(T)));
+    require(count * sizeof(T) <= bytes,
+            std::to_string(count) + " elements of a UB tensor of " + std::to_string(bytes / sizeof(T)));
     return {begin, count * sizeof(T)};
   }
   T* data() const { return reinterpret_cast<T*>(ascend_twin::core().ub.data() + begin); }

@@ -60,15 +60,13 @@ void Duplicate(const LocalTensor<T>& dst, const T& value, const int32_t& count) 
   std::fill(dst.data(), dst.data() + n, value);
 }
 
-inline void Cast(const Floats& dst, const LocalTensor<bfloat16_t>& src, const RoundMode& mode,
-                 const uint32_t& count) {
+inline void Cast(const Floats& dst, const LocalTensor<bfloat16_t>& src, const RoundMode& mode, const uint32_t& count) {
   ascend_twin::require(mode == RoundMode::CAST_NONE, "Cast from bfloat16 to float32 takes CAST_NONE");
   ascend_twin::operation(ascend_twin::kVector, {src.first(count)}, {dst.first(count)});
   for (uint32_t i = 0; i < count; ++i) dst.data()[i] = ToFloat(src.data()[i]);
 }
 
-inline void Cast(const LocalTensor<bfloat16_t>& dst, const Floats& src, const RoundMode& mode,
-                 const uint32_t& count) {
+inline void Cast(const LocalTensor<bfloat16_t>& dst, const Floats& src, const RoundMode& mode, const uint32_t& count) {
   ascend_twin::require(mode != RoundMode::CAST_NONE, "Cast from float32 to bfloat16 takes a rounding mode");
   ascend_twin::require(mode == RoundMode::CAST_RINT, "a rounding mode that the twin does not know");
   ascend_twin::operation(ascend_twin::kVector, {src.first(count)}, {dst.first(count)});
@@ -85,8 +83,7 @@ constexpr size_t kRepeat = 64;  // float32 of one vector instruction
 // Two elements are written: the result, and a second one that only means something with calIndex. The working space
 // holds two elements for each repeat.
 template <class F>
-void reduce(const Floats& dst, const Floats& src, const Floats& work, int32_t count,
-            F&& of) {
+void reduce(const Floats& dst, const Floats& src, const Floats& work, int32_t count, F&& of) {
   using namespace ascend_twin;
   const auto n = static_cast<size_t>(count);
   const size_t repeats = (n + kRepeat - 1) / kRepeat;
@@ -104,14 +101,13 @@ void reduce(const Floats& dst, const Floats& src, const Floats& work, int32_t co
   dst.data()[1] = NAN;
 }
 
-inline void ReduceMax(const Floats& dst, const Floats& src, const Floats& work,
-                      const int32_t count, bool calIndex = false) {
+inline void ReduceMax(const Floats& dst, const Floats& src, const Floats& work, const int32_t count,
+                      bool calIndex = false) {
   ascend_twin::require(!calIndex, "the index of a maximum is not modelled");
   reduce(dst, src, work, count, larger);
 }
 
-inline void ReduceSum(const Floats& dst, const Floats& src, const Floats& work,
-                      const int32_t count) {
+inline void ReduceSum(const Floats& dst, const Floats& src, const Floats& work, const int32_t count) {
   reduce(dst, src, work, count, [](float x, float y) { return x + y; });
 }
 

@@ -12,8 +12,9 @@ using torch::stable::Tensor;
 
 // The numbers of an int64 [N] tensor, made contiguous in place.
 const int64_t* numbers(const char* name, Tensor& values, int64_t n) {
-  STD_TORCH_CHECK(values.dim() == 1 && values.size(0) == n && values.scalar_type() == torch::headeronly::ScalarType::Long,
-                  name, ": int64 [N]");
+  STD_TORCH_CHECK(
+      values.dim() == 1 && values.size(0) == n && values.scalar_type() == torch::headeronly::ScalarType::Long, name,
+      ": int64 [N]");
   if (!values.is_contiguous()) values = torch::stable::contiguous(values);
   return static_cast<const int64_t*>(values.data_ptr());
 }
@@ -34,10 +35,12 @@ std::tuple<Tensor, Tensor, Tensor> balance_plan(Tensor tokens, Tensor costs, Ten
                                                 bool lockstep, bool equal_size) {
   const int64_t n = tokens.dim() == 1 ? tokens.size(0) : 0;
   STD_TORCH_CHECK(minis >= 0, "minis: at least 0");
-  const int64_t *token = numbers("tokens", tokens, n), *cost = numbers("costs", costs, n), *of = numbers("mini", mini, n);
+  const int64_t *token = numbers("tokens", tokens, n), *cost = numbers("costs", costs, n),
+                *of = numbers("mini", mini, n);
   Tensor rank = torch::stable::new_empty(tokens, {n}), micro = torch::stable::new_empty(tokens, {n});
   Tensor count = torch::stable::new_empty(tokens, {minis});
-  plan(token, cost, of, n, minis, {dp, cap, rows, multiple, at_least, lockstep, equal_size}, data(rank), data(micro), data(count));
+  plan(token, cost, of, n, minis, {dp, cap, rows, multiple, at_least, lockstep, equal_size}, data(rank), data(micro),
+       data(count));
   return {rank, micro, count};
 }
 

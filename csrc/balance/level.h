@@ -15,8 +15,8 @@ namespace mdapo::balance {
 
 using Members = std::vector<int32_t>;
 
-constexpr int32_t kPartners = 64;   // the lightest so many groups are tried as partners of a heavy one
-constexpr int32_t kPatience = 16;   // and not any more after so many refusals in a row
+constexpr int32_t kPartners = 64;  // the lightest so many groups are tried as partners of a heavy one
+constexpr int32_t kPatience = 16;  // and not any more after so many refusals in a row
 constexpr int64_t kTrials = 1 << 16;
 
 inline void insert_sorted(Members& members, int32_t item) {
@@ -56,8 +56,8 @@ struct Exchange {
 // The exchange that brings two groups, `gap` apart, nearest to each other: of cost difference x, 0 < x < gap, it gains
 // min(x, gap - x). Of equal gains the first `out`, then the first `back`, a move last. `fits(i, j)` may forbid it.
 //
-// As `out` goes down in cost, so does its ideal partner, cost[out] - gap / 2: one pointer runs along with it. From there
-// gains fall to both sides, so that the search on a side ends at the first partner that is not better.
+// As `out` goes down in cost, so does its ideal partner, cost[out] - gap / 2: one pointer runs along with it. From
+// there gains fall to both sides, so that the search on a side ends at the first partner that is not better.
 template <class Fits>
 Exchange best_exchange(const Members& heavy, const Members& light, const int64_t* cost, int64_t gap, bool may_move,
                        Fits fits) {
@@ -97,12 +97,13 @@ struct Levelling {
   bool only_heaviest;  // end when the heaviest group is stuck; else go on with the next heaviest
 };
 
-// Level all groups by their excess over `target`. Rules has `may_move(a, b)`, `fits(a, b, i, j)` and, after the exchange,
-// `moved(a, b, i, j)`, for item i leaving group a for b and j (or -1) coming back.
+// Level all groups by their excess over `target`. Rules has `may_move(a, b)`, `fits(a, b, i, j)` and, after the
+// exchange, `moved(a, b, i, j)`, for item i leaving group a for b and j (or -1) coming back.
 //
 // The larger excess of a pair falls with each exchange and the other's stays below it, so the largest never rises.
 template <class Rules>
-void level(Groups& groups, const std::vector<int64_t>& target, const int64_t* cost, const Levelling& how, Rules& rules) {
+void level(Groups& groups, const std::vector<int64_t>& target, const int64_t* cost, const Levelling& how,
+           Rules& rules) {
   using ByExcess = std::set<std::pair<int64_t, int32_t>>;
   ByExcess heavy;
   for (int32_t g = 0; g < groups.count(); ++g) heavy.insert({groups.load[g] - target[g], g});
@@ -123,9 +124,8 @@ void level(Groups& groups, const std::vector<int64_t>& target, const int64_t* co
       if (b == a || gap <= how.least_gap) break;
       if (trials++ == how.trials) return;
       Members &from = groups.members[a], &to = groups.members[b];
-      const Exchange found = best_exchange(from, to, cost, gap, rules.may_move(a, b), [&, a = a, b = b](int32_t i, int32_t j) {
-        return rules.fits(a, b, i, j);
-      });
+      const Exchange found = best_exchange(from, to, cost, gap, rules.may_move(a, b),
+                                           [&, a = a, b = b](int32_t i, int32_t j) { return rules.fits(a, b, i, j); });
       if (found.gain == 0) {
         if (++refusals[b] == kPatience) light.erase({other, b});
         continue;

@@ -183,8 +183,9 @@ enum class Company { kNone, kMean, kFull };  // what a costly item shares its bi
 //
 // An item that costs more than the mean of the bins left cannot be levelled out: its slot lasts as long as it does. So
 // the other bins of that slot are filled to the same cost, with the costliest items that fit; and so on, slot by slot,
-// until no such item is left ("peeled" slots). The rest goes to the lightest bins. The less company the costly item has,
-// the less its slot costs, and the more tokens are left for the others. Fails when the cap leaves no room for them.
+// until no such item is left ("peeled" slots). The rest goes to the lightest bins. The less company the costly item
+// has, the less its slot costs, and the more tokens are left for the others. Fails when the cap leaves no room for
+// them.
 inline SlotFit slot_fit(Bins& bins, int32_t dp, Company company, const Items& items) {
   const int32_t n = items.n;
   std::vector<int64_t> longest_from(n + 1);  // of all items at or after a position
@@ -204,14 +205,16 @@ inline SlotFit slot_fit(Bins& bins, int32_t dp, Company company, const Items& it
     const auto dear = [&](int64_t c) { return c > money; };
     const auto long_ = [&, room = bins.room(bin)](int64_t t) { return t > room; };
     const auto affordable = std::partition_point(items.cost, items.cost + n, dear) - items.cost;
-    const auto fitting = std::partition_point(longest_from.begin(), longest_from.end() - 1, long_) - longest_from.begin();
+    const auto fitting =
+        std::partition_point(longest_from.begin(), longest_from.end() - 1, long_) - longest_from.begin();
     return remaining.at_or_after(static_cast<int32_t>(std::max<int64_t>(affordable, fitting)));
   };
   while (bin < bins.count() && left > 0) {
     const int32_t bins_left = bins.count() - bin, costliest = remaining.at_or_after(0);
     if (items.cost[costliest] <= work / bins_left) break;
     const int64_t free = std::max<int64_t>(0, std::min(tokens / bins_left, bins.cap) - items.tokens[costliest]);
-    const __int128 filling = static_cast<__int128>(free) * items.cost[n - 1] / std::max<int64_t>(1, items.tokens[n - 1]);
+    const __int128 filling =
+        static_cast<__int128>(free) * items.cost[n - 1] / std::max<int64_t>(1, items.tokens[n - 1]);
     int64_t goal = items.cost[costliest];
     if (company == Company::kMean) goal += static_cast<int64_t>(std::min<__int128>(filling, work));
     if (company == Company::kFull) goal += work;

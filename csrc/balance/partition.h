@@ -8,20 +8,22 @@
 
 namespace mdapo::balance {
 
-constexpr int kLevelPrecision = 20;     // levelled to 2^-20 of the bound,
-constexpr int kSearchPrecision = 12;    // searched to 2^-12
-constexpr int32_t kWhole = 16;          // items of a problem that is searched as a whole
-constexpr int32_t kSearched = 24;       // items of two or three parts that are searched together
-constexpr int32_t kSearchPartners = 32; // the lightest parts that the heaviest one is searched with
-constexpr int64_t kNodes = 1 << 13;     // placements that all searches of a partition may try
-constexpr int64_t kNodesEach = 1 << 11; // and one of them, unless it is of the whole
+constexpr int kLevelPrecision = 20;      // levelled to 2^-20 of the bound,
+constexpr int kSearchPrecision = 12;     // searched to 2^-12
+constexpr int32_t kWhole = 16;           // items of a problem that is searched as a whole
+constexpr int32_t kSearched = 24;        // items of two or three parts that are searched together
+constexpr int32_t kSearchPartners = 32;  // the lightest parts that the heaviest one is searched with
+constexpr int64_t kNodes = 1 << 13;      // placements that all searches of a partition may try
+constexpr int64_t kNodesEach = 1 << 11;  // and one of them, unless it is of the whole
 
 // How many items a part may have: any number, or `base`, or base + 1 in `extra` parts.
 struct Sizes {
   bool equal;
   int64_t base, extra;
 
-  bool full(int64_t size, int64_t extra_left) const { return equal && (size > base || (size == base && extra_left == 0)); }
+  bool full(int64_t size, int64_t extra_left) const {
+    return equal && (size > base || (size == base && extra_left == 0));
+  }
 };
 
 inline Sizes sizes_of(int64_t items, int64_t parts, bool equal) { return {equal, items / parts, items % parts}; }
@@ -103,13 +105,22 @@ struct Search {
   Sizes sizes;
   int64_t enough;  // end at a largest load of this
   int64_t& nodes;
-  int64_t best;    // only better ones are wanted
+  int64_t best;  // only better ones are wanted
   std::vector<int64_t> load;
   std::vector<int64_t> size;
   std::vector<int32_t> part, found;
 
-  Search(const Members& items, const int64_t* cost, int32_t k, Sizes sizes, int64_t enough, int64_t best, int64_t& nodes)
-      : items(items), cost(cost), sizes(sizes), enough(enough), nodes(nodes), best(best), load(k), size(k), part(items.size()) {}
+  Search(const Members& items, const int64_t* cost, int32_t k, Sizes sizes, int64_t enough, int64_t best,
+         int64_t& nodes)
+      : items(items),
+        cost(cost),
+        sizes(sizes),
+        enough(enough),
+        nodes(nodes),
+        best(best),
+        load(k),
+        size(k),
+        part(items.size()) {}
 
   void place(size_t depth, int64_t heaviest) {
     if (depth == items.size()) {
@@ -194,7 +205,8 @@ inline bool resplit_heaviest(Groups& parts, const int64_t* cost, bool equal, int
 
 inline Groups largest_first(Groups parts) {
   Members order = numbers_to(parts.count());
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return parts.members[a].size() > parts.members[b].size(); });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int32_t a, int32_t b) { return parts.members[a].size() > parts.members[b].size(); });
   Groups ordered;
   for (const int32_t p : order) {
     ordered.members.push_back(std::move(parts.members[p]));

@@ -43,7 +43,8 @@ inline int64_t fewest_micro_batches(const Items& items, const Shape& shape) {
     half += t <= shape.cap && t > shape.cap / 2;
     tokens += t <= shape.cap ? t : 0;
   }
-  const int64_t shared = std::max({ceil_div(items.n - alone, shape.rows), tokens ? ceil_div(tokens, shape.cap) : 0, half});
+  const int64_t shared =
+      std::max({ceil_div(items.n - alone, shape.rows), tokens ? ceil_div(tokens, shape.cap) : 0, half});
   const int64_t wanted = std::min(shape.at_least, items.n / shape.dp);
   return round_up(std::max({int64_t{1}, wanted, ceil_div(alone + shared, shape.dp)}), shape.multiple);
 }
@@ -138,7 +139,8 @@ inline Bins equal_bins(const Items& items, const Shape& shape) {
   };
   const auto enough = [&] {
     int64_t most = 1;
-    for (const Members& order : ways[1]) most = std::max<int64_t>(most, best_fit(order, items, shape.cap, shape.rows).count());
+    for (const Members& order : ways[1])
+      most = std::max<int64_t>(most, best_fit(order, items, shape.cap, shape.rows).count());
     return round_up(most, shape.multiple);
   };
   return fewest(fewest_micro_batches(items, shape), shape.multiple, fill, enough);
@@ -153,7 +155,8 @@ struct BinRules {
 
   BinRules(Placed& plan, const Items& items, bool equal) : plan(plan), items(items), equal(equal), rank_size(plan.dp) {
     if (!equal) return;
-    for (int32_t b = 0; b < plan.bins.count(); ++b) rank_size[plan.rank[b]] += static_cast<int64_t>(plan.bins.members[b].size());
+    for (int32_t b = 0; b < plan.bins.count(); ++b)
+      rank_size[plan.rank[b]] += static_cast<int64_t>(plan.bins.members[b].size());
   }
   bool may_move(int32_t a, int32_t b) const {
     if (plan.bins.members[a].size() < 2 || plan.bins.room(b) < 0) return false;
@@ -200,7 +203,8 @@ inline void share_slots(Placed& plan) {
 // The heaviest bin of each bin's slot.
 inline std::vector<int64_t> slot_heights(const Placed& plan) {
   std::vector<int64_t> heaviest(plan.micro()), height(plan.bins.count());
-  for (int32_t b = 0; b < plan.bins.count(); ++b) heaviest[plan.slot[b]] = std::max(heaviest[plan.slot[b]], plan.bins.load[b]);
+  for (int32_t b = 0; b < plan.bins.count(); ++b)
+    heaviest[plan.slot[b]] = std::max(heaviest[plan.slot[b]], plan.bins.load[b]);
   for (int32_t b = 0; b < plan.bins.count(); ++b) height[b] = heaviest[plan.slot[b]];
   return height;
 }
@@ -264,7 +268,14 @@ struct RankRules {
   Members roomiest;              // rank -> its bin with most room
 
   RankRules(Placed& plan, const Items& items, const Groups& ranks, bool equal, std::vector<int64_t> ceiling)
-      : plan(plan), items(items), ranks(ranks), equal(equal), ceiling(std::move(ceiling)), bins_of(plan.dp), bin_of(items.n), roomiest(plan.dp) {
+      : plan(plan),
+        items(items),
+        ranks(ranks),
+        equal(equal),
+        ceiling(std::move(ceiling)),
+        bins_of(plan.dp),
+        bin_of(items.n),
+        roomiest(plan.dp) {
     for (int32_t b = 0; b < plan.bins.count(); ++b) {
       bins_of[plan.rank[b]].push_back(b);
       for (const int32_t item : plan.bins.members[b]) bin_of[item] = b;
@@ -279,7 +290,8 @@ struct RankRules {
   bool fits(int32_t, int32_t b, int32_t i, int32_t j) const {
     const Bins& bins = plan.bins;
     const int32_t from = bin_of[i], to = j < 0 ? roomiest[b] : bin_of[j];
-    const int64_t tokens = items.tokens[i] - (j < 0 ? 0 : items.tokens[j]), x = items.cost[i] - (j < 0 ? 0 : items.cost[j]);
+    const int64_t tokens = items.tokens[i] - (j < 0 ? 0 : items.tokens[j]),
+                  x = items.cost[i] - (j < 0 ? 0 : items.cost[j]);
     if (bins.load[to] + x > ceiling[to]) return false;
     if (j < 0) return bins.members[from].size() > 1 && tokens <= bins.room(to);
     return bins.tokens[to] + tokens <= bins.cap && bins.tokens[from] - tokens <= bins.cap;

@@ -1,5 +1,5 @@
-// Copies and zeros that go past the cache, for results too large to be read from it again: a plain store fetches the line
-// that it is about to overwrite, which is a third of the traffic of a copy.
+// Copies and zeros that go past the cache, for results too large to be read from it again: a plain store fetches the
+// line that it is about to overwrite, which is a third of the traffic of a copy.
 #pragma once
 
 #include <algorithm>

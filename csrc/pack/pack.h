@@ -1,7 +1,8 @@
 // Ragged rows <-> packed segments: the index maths that all backends share. Pure C++17: no torch, no device.
 //
 // Both directions are a list of pieces, made on the host, that says for every token of the destination where it comes
-// from. A kernel knows neither rows nor segments nor context parallelism: it copies pieces and writes zeros between them.
+// from. A kernel knows neither rows nor segments nor context parallelism: it copies pieces and writes zeros between
+// them.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ struct Runs {
   int64_t count;             // N
 };
 
-// Context-parallel zig-zag: a segment is cut into 2 * cp chunks of equal size, rank r holds chunks r and 2 * cp - 1 - r.
+// Context-parallel zig-zag: a segment is cut into 2 * cp chunks of equal size, rank r holds chunks r and 2 * cp - 1 -
+// r.
 struct Shard {
   int64_t cp = 1;
   int64_t rank = 0;

@@ -18,12 +18,13 @@ std::vector<Tensor> copy(const std::vector<Tensor>& fields, const std::vector<Pi
     outputs.push_back(like(field, tokens));
     const int64_t item = item_bytes(field);
     if (item == 0) continue;
-    copied.push_back({static_cast<const uint8_t*>(field.data_ptr()), static_cast<uint8_t*>(outputs.back().data_ptr()), item});
+    copied.push_back(
+        {static_cast<const uint8_t*>(field.data_ptr()), static_cast<uint8_t*>(outputs.back().data_ptr()), item});
     bytes += item;
   }
-  torch::stable::parallel_for(0, tokens, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes)), [&](int64_t begin, int64_t end) {
-    copy_range(copied, pieces, begin, end, bytes * tokens >= kStreamBytes);
-  });
+  torch::stable::parallel_for(
+      0, tokens, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes)),
+      [&](int64_t begin, int64_t end) { copy_range(copied, pieces, begin, end, bytes * tokens >= kStreamBytes); });
   return outputs;
 }
 

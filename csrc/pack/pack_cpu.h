@@ -34,7 +34,8 @@ inline void copy_range(const std::vector<Field>& fields, const std::vector<Piece
       const uint8_t* source = field.from + (piece.from + from - piece.to) * item;
       if (stream) {
         const Piece& next = pieces[std::min(i + 1, count - 1)];
-        stream_copy(field.to + from * item, source, (to - from) * item, field.from + next.from * item, next.count * item);
+        stream_copy(field.to + from * item, source, (to - from) * item, field.from + next.from * item,
+                    next.count * item);
       } else {
         std::memcpy(field.to + from * item, source, static_cast<size_t>((to - from) * item));
       }
@@ -45,8 +46,8 @@ inline void copy_range(const std::vector<Field>& fields, const std::vector<Piece
   if (stream) stream_fence();
 }
 
-// Ones in a row of `size` bytes that are 0 or 1: the first, and the end of the last, both 0 where there is none. Returns
-// whether zeros lie between them.
+// Ones in a row of `size` bytes that are 0 or 1: the first, and the end of the last, both 0 where there is none.
+// Returns whether zeros lie between them.
 inline bool mask_span(const uint8_t* row, int64_t size, int64_t* first, int64_t* end) {
   const auto find = [row, size](int64_t from, int value) {
     const auto* found = from == size ? nullptr : std::memchr(row + from, value, static_cast<size_t>(size - from));

@@ -1,7 +1,8 @@
 // pack and unpack as one kernel: every thread fills 16-byte words of the destination from wherever they come.
 //
-// A block fills one tile of one field. It looks up once which pieces meet the tile (mostly one or two), so that a thread's
-// own search is over those only. Loads are 16 bytes too: a source that lies askew is read as two aligned words, shifted.
+// A block fills one tile of one field. It looks up once which pieces meet the tile (mostly one or two), so that a
+// thread's own search is over those only. Loads are 16 bytes too: a source that lies askew is read as two aligned
+// words, shifted.
 #include "pack/pack_cuda.h"
 
 namespace mdapo::pack {
@@ -32,10 +33,18 @@ __device__ __forceinline__ bool load_word(const uint8_t* at, const uint8_t* begi
   const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   const uint32_t shift = askew % 4 * 8;
   switch (askew / 4) {
-    case 0: *word = shifted<0>(w, shift); break;
-    case 1: *word = shifted<1>(w, shift); break;
-    case 2: *word = shifted<2>(w, shift); break;
-    default: *word = shifted<3>(w, shift); break;
+    case 0:
+      *word = shifted<0>(w, shift);
+      break;
+    case 1:
+      *word = shifted<1>(w, shift);
+      break;
+    case 2:
+      *word = shifted<2>(w, shift);
+      break;
+    default:
+      *word = shifted<3>(w, shift);
+      break;
   }
   return true;
 }

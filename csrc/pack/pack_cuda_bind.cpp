@@ -13,7 +13,8 @@ Tensor upload(const std::vector<Piece>& pieces, const Tensor& like, cudaStream_t
   const auto bytes = static_cast<int64_t>(pieces.size() * sizeof(Piece));
   Tensor buffer = torch::stable::new_empty(like, {bytes}, torch::headeronly::ScalarType::Byte);
   if (bytes > 0) {
-    check_cuda(cudaMemcpyAsync(buffer.data_ptr(), pieces.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream));
+    check_cuda(
+        cudaMemcpyAsync(buffer.data_ptr(), pieces.data(), static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream));
   }
   return buffer;
 }
@@ -70,7 +71,7 @@ Tensor mask_spans(Tensor mask) {
   const torch::stable::accelerator::DeviceGuard guard(device);
   Tensor spans = torch::stable::new_empty(mask, {3, mask.size(0)}, torch::headeronly::ScalarType::Long);
   check_cuda(launch_mask_spans(static_cast<const uint8_t*>(mask.data_ptr()), static_cast<int64_t*>(spans.data_ptr()),
-                          mask.size(0), mask.size(1), current_stream(device)));
+                               mask.size(0), mask.size(1), current_stream(device)));
   return spans;
 }
 

@@ -30,7 +30,8 @@ std::tuple<Tensor, Tensor, Tensor> prefix_sizes(Tensor ids, Tensor starts, Tenso
   STD_TORCH_CHECK(lengths.size(0) == batch.rows, "starts and lengths differ in size");
   require_valid(batch, least);
   Tensor order = torch::stable::new_empty(starts, {batch.rows});
-  Tensor tokens = torch::stable::new_empty(starts, {batch.bundles}), squares = torch::stable::new_empty(starts, {batch.bundles});
+  Tensor tokens = torch::stable::new_empty(starts, {batch.bundles}),
+         squares = torch::stable::new_empty(starts, {batch.bundles});
   auto *order_N = static_cast<int64_t*>(order.data_ptr()), *tokens_B = static_cast<int64_t*>(tokens.data_ptr());
   auto* squares_B = static_cast<int64_t*>(squares.data_ptr());
   torch::stable::parallel_for(0, batch.bundles, kGrain, [&](int64_t begin, int64_t end) {

@@ -12,10 +12,10 @@
 namespace mdapo::token_logprob {
 namespace {
 
-constexpr int32_t kBatch = 64;                 // rows whose numbers are in UB at once
-constexpr int32_t kSlot = 8;                   // float32 of a slot
-constexpr int32_t kSlots = kBatch * kSlot;     // of one kind of number
-constexpr int32_t kWork = 2 * kChunk / 64;     // a reduction keeps two numbers for each instruction
+constexpr int32_t kBatch = 64;                  // rows whose numbers are in UB at once
+constexpr int32_t kSlot = 8;                    // float32 of a slot
+constexpr int32_t kSlots = kBatch * kSlot;      // of one kind of number
+constexpr int32_t kWork = 2 * kChunk / 64;      // a reduction keeps two numbers for each instruction
 constexpr float kSmallest = -3.402823466e+38F;  // of finite numbers
 constexpr uint32_t kFloat = sizeof(float);
 
@@ -295,15 +295,15 @@ class Gradient {
 }  // namespace mdapo::token_logprob
 
 // One kernel for each pass and each type of logits: scalars by value, as a launch passes them.
-#define MDAPO_KERNEL(name, Pass, Type)                                                                              \
-  extern "C" __global__ __aicore__ void name(GM_ADDR logits, GM_ADDR targets, GM_ADDR values, int64_t rows,         \
-                                             int64_t cols, int64_t row_stride, int64_t first_id, int64_t stride,    \
-                                             float scale) {                                                         \
-    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                                                 \
-    AscendC::TPipe pipe;                                                                                            \
+#define MDAPO_KERNEL(name, Pass, Type)                                                                               \
+  extern "C" __global__ __aicore__ void name(GM_ADDR logits, GM_ADDR targets, GM_ADDR values, int64_t rows,          \
+                                             int64_t cols, int64_t row_stride, int64_t first_id, int64_t stride,     \
+                                             float scale) {                                                          \
+    KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);                                                                  \
+    AscendC::TPipe pipe;                                                                                             \
     mdapo::token_logprob::Pass<Type> pass(pipe, {rows, cols, row_stride, first_id}, logits, targets, values, stride, \
-                                          scale);                                                                   \
-    pass.run();                                                                                                     \
+                                          scale);                                                                    \
+    pass.run();                                                                                                      \
   }
 
 MDAPO_KERNEL(mdapo_token_logprob_stats_f32, Stats, float)
@@ -313,9 +313,9 @@ MDAPO_KERNEL(mdapo_token_logprob_grad_bf16, Gradient, bfloat16_t)
 
 namespace mdapo::token_logprob {
 
-#define MDAPO_LAUNCH_TILE(kernel, job, cores, stream)                                                               \
-  MDAPO_LAUNCH(kernel, cores, stream, static_cast<GM_ADDR>(job.logits),                                             \
-               reinterpret_cast<GM_ADDR>(const_cast<int64_t*>(job.targets)), static_cast<GM_ADDR>(job.values),      \
+#define MDAPO_LAUNCH_TILE(kernel, job, cores, stream)                                                          \
+  MDAPO_LAUNCH(kernel, cores, stream, static_cast<GM_ADDR>(job.logits),                                        \
+               reinterpret_cast<GM_ADDR>(const_cast<int64_t*>(job.targets)), static_cast<GM_ADDR>(job.values), \
                job.tile.rows, job.tile.cols, job.tile.row_stride, job.tile.first_id, job.value_stride, job.scale)
 
 void launch_stats(const AscendTile& job, uint32_t cores, void* stream) {

@@ -69,9 +69,12 @@ void write_stats(Tensor stats_4R, Tensor logits_RC, Tensor targets_R, int64_t fi
                static_cast<Accumulator<T>*>(stats_4R.mutable_data_ptr()), stats_4R.stride(0));
   };
   switch (logits_RC.scalar_type()) {
-    case ScalarType::Float: return run(float{});
-    case ScalarType::BFloat16: return run(Bf16{});
-    default: return run(double{});
+    case ScalarType::Float:
+      return run(float{});
+    case ScalarType::BFloat16:
+      return run(Bf16{});
+    default:
+      return run(double{});
   }
 }
 
@@ -84,9 +87,12 @@ void write_gradient(Tensor logits_RC, Tensor targets_R, Tensor terms_5R, int64_t
                   static_cast<const Accumulator<T>*>(terms_5R.const_data_ptr()), terms_5R.stride(0));
   };
   switch (logits_RC.scalar_type()) {
-    case ScalarType::Float: return run(float{});
-    case ScalarType::BFloat16: return run(Bf16{});
-    default: return run(double{});
+    case ScalarType::Float:
+      return run(float{});
+    case ScalarType::BFloat16:
+      return run(Bf16{});
+    default:
+      return run(double{});
   }
 }
 

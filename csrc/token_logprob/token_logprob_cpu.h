@@ -89,19 +89,18 @@ RowKernels<T> row_kernels(Isa isa) {
 // float64 serves gradient checks: plain loops, same formulas.
 template <>
 inline RowKernels<double> row_kernels(Isa) {
-  return {
-      [](const double* logits, int64_t cols, double scale) {
-        double largest = -std::numeric_limits<double>::infinity();
-        for (int64_t c = 0; c < cols; ++c) largest = logits[c] > largest ? logits[c] : largest;
-        Partial<double> part{largest * scale, 0, 0};
-        const double base = base_of(part.largest);
-        for (int64_t c = 0; c < cols; ++c) add(part, bounded(logits[c] * scale - base));
-        return part;
-      },
-      [](double* logits, int64_t cols, double scale, const RowTerms<double>& row, int64_t target) {
-        for (int64_t c = 0; c < cols; ++c)
-          logits[c] = row.idle() ? 0.0 : gradient(row, scale, row.log_p(logits[c] * scale), c == target);
-      }};
+  return {[](const double* logits, int64_t cols, double scale) {
+            double largest = -std::numeric_limits<double>::infinity();
+            for (int64_t c = 0; c < cols; ++c) largest = logits[c] > largest ? logits[c] : largest;
+            Partial<double> part{largest * scale, 0, 0};
+            const double base = base_of(part.largest);
+            for (int64_t c = 0; c < cols; ++c) add(part, bounded(logits[c] * scale - base));
+            return part;
+          },
+          [](double* logits, int64_t cols, double scale, const RowTerms<double>& row, int64_t target) {
+            for (int64_t c = 0; c < cols; ++c)
+              logits[c] = row.idle() ? 0.0 : gradient(row, scale, row.log_p(logits[c] * scale), c == target);
+          }};
 }
 
 }  // namespace mdapo::token_logprob

@@ -135,8 +135,7 @@ static void gradient_row(T* logits, int64_t cols, float scale, const RowTerms<fl
     return;
   }
   F at_target{};
-  if (target >= 0)
-    at_target[0] = gradient(row, scale, row.log_p(to_float(logits[target]) * scale), true);
+  if (target >= 0) at_target[0] = gradient(row, scale, row.log_p(to_float(logits[target]) * scale), true);
   int64_t c = 0;
   for (; c + kLanes <= cols; c += kLanes) store(logits + c, gradient16(load(logits + c), scale, row));
   if (c < cols) store_some(logits + c, cols - c, gradient16(load_some(logits + c, cols - c, 0.0f), scale, row));

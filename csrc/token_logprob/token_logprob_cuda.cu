@@ -112,10 +112,8 @@ __global__ void __launch_bounds__(kThreads)
   const T* z = logits + row_offset(tile, row);
   const int64_t words = tile.cols / N;
   Partial<A> part = empty_partial<A>();
-  for (int64_t w = threadIdx.x; w < words; w += kThreads)
-    add_word(part, load<N, true>(z + w * N), scale);
-  for (int64_t c = words * N + threadIdx.x; c < tile.cols; c += kThreads)
-    add_word(part, load<1, true>(z + c), scale);
+  for (int64_t w = threadIdx.x; w < words; w += kThreads) add_word(part, load<N, true>(z + w * N), scale);
+  for (int64_t c = words * N + threadIdx.x; c < tile.cols; c += kThreads) add_word(part, load<1, true>(z + c), scale);
   part = over_block(part);
   if (threadIdx.x != 0) return;
   A* own = stats + row;
@@ -181,9 +179,12 @@ template <bool kStats>
 cudaError_t launch(const DeviceTile& job, cudaStream_t stream) {
   if (job.tile.rows == 0 || job.tile.cols == 0) return cudaSuccess;  // an empty grid is an error to CUDA
   switch (job.dtype) {
-    case Dtype::kFloat32: return run_aligned<float, kStats>(job, stream);
-    case Dtype::kBfloat16: return run_aligned<__nv_bfloat16, kStats>(job, stream);
-    default: return run_aligned<double, kStats>(job, stream);
+    case Dtype::kFloat32:
+      return run_aligned<float, kStats>(job, stream);
+    case Dtype::kBfloat16:
+      return run_aligned<__nv_bfloat16, kStats>(job, stream);
+    default:
+      return run_aligned<double, kStats>(job, stream);
   }
 }
 

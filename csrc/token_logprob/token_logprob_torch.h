@@ -12,8 +12,8 @@ namespace mdapo::token_logprob {
 using torch::stable::Tensor;
 
 // `values_KR`: the stats or the terms, K numbers for each row; float64 for float64 logits and float32 otherwise.
-inline Tile checked_tile(const Tensor& values_KR, int64_t kinds, const Tensor& logits_RC,
-                         const Tensor& targets_R, int64_t first_id, double temperature) {
+inline Tile checked_tile(const Tensor& values_KR, int64_t kinds, const Tensor& logits_RC, const Tensor& targets_R,
+                         int64_t first_id, double temperature) {
   using torch::headeronly::ScalarType;
   STD_TORCH_CHECK(logits_RC.dim() == 2 && targets_R.dim() == 1 && values_KR.dim() == 2,
                   "token_logprob: logits [R, C], targets [R] and values [K, R]");

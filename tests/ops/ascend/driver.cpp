@@ -48,8 +48,13 @@ extern "C" int token_logprob_ascend(int gradient, int bfloat16, void* logits, co
   const int kinds = gradient ? static_cast<int>(kTermsRows) : static_cast<int>(kStatsRows);
   for (int kind = 0; kind < kinds; ++kind)
     ascend_twin::add_buffer(values + kind * of.value_stride, static_cast<size_t>(of.rows) * sizeof(float));
-  const AscendTile job{{of.rows, of.cols, of.row_stride, of.first_id}, bfloat16 != 0, logits, targets, values,
-                       of.value_stride, static_cast<float>(1 / temperature)};
+  const AscendTile job{{of.rows, of.cols, of.row_stride, of.first_id},
+                       bfloat16 != 0,
+                       logits,
+                       targets,
+                       values,
+                       of.value_stride,
+                       static_cast<float>(1 / temperature)};
   return guarded(message, message_size, [&] {
     const auto launch = gradient ? launch_gradient : launch_stats;
     launch(job, static_cast<uint32_t>(cores), nullptr);
@@ -58,7 +63,8 @@ extern "C" int token_logprob_ascend(int gradient, int bfloat16, void* logits, co
 
 // Fields of `items` bytes a token.
 extern "C" int pack_ascend(int unpack, int num_fields, const void* const* from, void* const* to, const int64_t* items,
-                           const int64_t* runs, const PackShape* shape, int cores, char* message, int64_t message_size) {
+                           const int64_t* runs, const PackShape* shape, int cores, char* message,
+                           int64_t message_size) {
   using namespace mdapo::pack;
   const PackShape of = *shape;
   return guarded(message, message_size, [&] {

@@ -1,5 +1,5 @@
-// A host twin of the part of CUDA that csrc's plain kernels use: the very same .cu file compiles with g++ and runs on the
-// CPU, thread by thread, against the vectors of the other backends. Written from NVIDIA's public programming guide.
+// A host twin of the part of CUDA that csrc's plain kernels use: the very same .cu file compiles with g++ and runs on
+// the CPU, thread by thread, against the vectors of the other backends. Written from NVIDIA's public programming guide.
 //
 // Blocks run one after the other. The threads of a block are fibers that change places at __syncthreads and at warp
 // exchanges only, so it finds wrong arithmetic, bounds, alignment and barriers that not all threads reach, but no race.
@@ -69,7 +69,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   dim3 thread;
   bool done = false;
-  long barriers = 0;   // passed by this thread
+  long barriers = 0;  // passed by this thread
   int64_t exchanged = 0;
 };
 

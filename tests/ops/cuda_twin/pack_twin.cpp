@@ -20,7 +20,8 @@ void launch_fields(const std::vector<Piece>& pieces, int count, const uint8_t* c
       job.num_fields = 0;
       job.num_blocks = 0;
     }
-    job.fields[job.num_fields++] = {from[f], to[f], item * source_tokens, bytes, static_cast<uint32_t>(item), job.num_blocks};
+    job.fields[job.num_fields++] = {from[f],       to[f], item * source_tokens, bytes, static_cast<uint32_t>(item),
+                                    job.num_blocks};
     job.num_blocks += static_cast<uint32_t>((bytes + kTileBytes - 1) / kTileBytes);
   }
   launch_copy(job, nullptr);
@@ -31,8 +32,8 @@ void launch_fields(const std::vector<Piece>& pieces, int count, const uint8_t* c
 
 // rows and total as in the op; to_rows: unpack. Returns 0, or 1 with what is wrong with the runs in `message`.
 extern "C" int pack_twin(int unpack, int count, const uint8_t* const* from, uint8_t* const* to, const int64_t* items,
-                         const int64_t* runs, int64_t num_runs, int64_t rows, int64_t total, int64_t cp, int64_t cp_rank,
-                         char* message, int64_t message_size) {
+                         const int64_t* runs, int64_t num_runs, int64_t rows, int64_t total, int64_t cp,
+                         int64_t cp_rank, char* message, int64_t message_size) {
   const Runs columns{runs, runs + num_runs, runs + 2 * num_runs, runs + 3 * num_runs, num_runs};
   try {
     if (unpack != 0) {

@@ -6,7 +6,7 @@ using namespace mdapo::token_logprob;
 // `dtype` counts as in Dtype; `values` are the stats, or with `gradient` the terms.
 extern "C" int token_logprob_twin(int gradient, int dtype, void* logits, const int64_t* targets, void* values,
                                   const int64_t* shape, double temperature) {
-  const auto [rows, cols, row_stride, first_id, value_stride] = *reinterpret_cast<const int64_t(*)[5]>(shape);
+  const auto [rows, cols, row_stride, first_id, value_stride] = *reinterpret_cast<const int64_t (*)[5]>(shape);
   const Tile tile{rows, cols, row_stride, first_id};
   const DeviceTile job{tile, static_cast<Dtype>(dtype), logits, targets, values, value_stride, temperature};
   const int64_t bytes[] = {4, 2, 8};

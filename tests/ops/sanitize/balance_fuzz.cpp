@@ -22,13 +22,27 @@ class Random {
     std::vector<int64_t> found(static_cast<size_t>(n));
     for (int64_t& value : found) {
       switch (kind) {
-        case 0: value = to(0, 9); break;
-        case 1: value = common; break;
-        case 2: value = to(1, 1000) * to(1, 1000) / to(1, 1000) + 1; break;
-        case 3: value = chance(20) ? to(900, 1000) : to(1, 60); break;
-        case 4: value = chance(50) ? 0 : to(1, 300); break;
-        case 5: value = to(1, 40) * common; break;
-        default: value = huge - (chance(50) ? 0 : to(0, huge)); break;
+        case 0:
+          value = to(0, 9);
+          break;
+        case 1:
+          value = common;
+          break;
+        case 2:
+          value = to(1, 1000) * to(1, 1000) / to(1, 1000) + 1;
+          break;
+        case 3:
+          value = chance(20) ? to(900, 1000) : to(1, 60);
+          break;
+        case 4:
+          value = chance(50) ? 0 : to(1, 300);
+          break;
+        case 5:
+          value = to(1, 40) * common;
+          break;
+        default:
+          value = huge - (chance(50) ? 0 : to(0, huge));
+          break;
       }
     }
     return found;
@@ -90,17 +104,20 @@ void one_plan(Random& random, int64_t number) {
   const int64_t longest = n == 0 ? 0 : *std::max_element(tokens.begin(), tokens.end());
   Shape shape{};
   shape.dp = random.chance(90) ? random.to(1, 7) : random.to(1, 60);
-  shape.cap = random.chance(30) ? random.to(0, longest) : std::min(kMaxTotal, random.to(0, 5) * (longest / 2) + random.to(0, 20));
+  shape.cap = random.chance(30) ? random.to(0, longest)
+                                : std::min(kMaxTotal, random.to(0, 5) * (longest / 2) + random.to(0, 20));
   shape.rows = random.chance(60) ? INT64_MAX : random.to(1, 9);
   shape.multiple = random.chance(50) ? 1 : random.to(1, 5);
   shape.at_least = random.chance(50) ? 1 : random.to(1, 6);
   shape.lockstep = random.chance(50);
   shape.equal_size = random.chance(30);
-  std::vector<int64_t> mini(static_cast<size_t>(n)), rank(static_cast<size_t>(n), -1), micro(rank), count(static_cast<size_t>(minis), -1);
+  std::vector<int64_t> mini(static_cast<size_t>(n)), rank(static_cast<size_t>(n), -1), micro(rank),
+      count(static_cast<size_t>(minis), -1);
   for (int64_t& m : mini) m = random.to(0, minis - 1);
   plan(tokens.data(), cost.data(), mini.data(), n, minis, shape, rank.data(), micro.data(), count.data());
   for (int64_t m = 0; m < minis; ++m) {
-    std::vector<int64_t> filled(static_cast<size_t>(shape.dp * count[m])), rows(filled), of_rank(static_cast<size_t>(shape.dp));
+    std::vector<int64_t> filled(static_cast<size_t>(shape.dp * count[m])), rows(filled),
+        of_rank(static_cast<size_t>(shape.dp));
     int64_t samples = 0;
     for (int64_t i = 0; i < n; ++i) {
       if (mini[i] != m) continue;
@@ -132,12 +149,24 @@ void one_refusal(Random& random, int64_t number) {
   const int64_t odd[] = {INT64_MIN, -1, kMaxTotal + 1, INT64_MAX};
   const int64_t value = odd[random.to(0, 3)], at = random.to(0, n - 1);
   switch (random.to(0, 5)) {
-    case 0: tokens[at] = value; break;
-    case 1: cost[at] = value; break;
-    case 2: mini[at] = value; break;
-    case 3: shape.dp = random.chance(50) ? 0 : value; break;
-    case 4: shape.multiple = random.chance(50) ? 0 : value; break;
-    default: shape.rows = random.chance(50) ? 0 : INT64_MIN; break;
+    case 0:
+      tokens[at] = value;
+      break;
+    case 1:
+      cost[at] = value;
+      break;
+    case 2:
+      mini[at] = value;
+      break;
+    case 3:
+      shape.dp = random.chance(50) ? 0 : value;
+      break;
+    case 4:
+      shape.multiple = random.chance(50) ? 0 : value;
+      break;
+    default:
+      shape.rows = random.chance(50) ? 0 : INT64_MIN;
+      break;
   }
   std::vector<int64_t> rank(tokens.size()), micro(tokens.size()), count(1);
   try {

@@ -1,5 +1,5 @@
-// The CUDA launchers without torch, for compute-sanitizer (benchmarks/gpu.sh): small random shapes, every buffer exactly
-// as long as it must be, results against plain loops on the host.
+// The CUDA launchers without torch, for compute-sanitizer (benchmarks/gpu.sh): small random shapes, every buffer
+// exactly as long as it must be, results against plain loops on the host.
 //   cuda_kernels [cases] [seed]
 // Compiled with the host twin of CUDA (tests/ops/cuda_twin) it runs without a GPU: tests/ops/test_cuda_kernels.py.
 #include <cmath>
@@ -91,8 +91,8 @@ void check_copy(Random& random) {
     from.push_back(std::make_unique<OnDevice<uint8_t>>(bytes, static_cast<size_t>(random.to(0, 15))));
     to.push_back(std::make_unique<OnDevice<uint8_t>>(static_cast<size_t>(item * tokens)));
     inputs.push_back(std::move(bytes));
-    job.fields[job.num_fields++] = {from.back()->data(), to.back()->data(), item * source, item * tokens,
-                                    static_cast<uint32_t>(item), job.num_blocks};
+    job.fields[job.num_fields++] = {from.back()->data(), to.back()->data(),           item * source,
+                                    item * tokens,       static_cast<uint32_t>(item), job.num_blocks};
     job.num_blocks += static_cast<uint32_t>((item * tokens + kTileBytes - 1) / kTileBytes);
   }
   check(launch_copy(job, nullptr));
@@ -155,15 +155,16 @@ void check_tile(Random& random, Dtype dtype) {
   const OnDevice<T> on_device(logits, sizeof(T) * static_cast<size_t>(random.to(0, 3)));
   const OnDevice<int64_t> ids(targets);
   const OnDevice<A> kept(stats);
-  const DeviceTile job{{rows, cols, stride, first_id}, dtype, on_device.data(), ids.data(), kept.data(), rows,
-                       temperature};
+  const DeviceTile job{
+      {rows, cols, stride, first_id}, dtype, on_device.data(), ids.data(), kept.data(), rows, temperature};
   check(launch_stats(job, nullptr));
   stats = kept.host();
 
   std::vector<A> terms(static_cast<size_t>(kTermsRows * rows));
   for (int64_t row = 0; row < rows; ++row) {
     Partial<double> part = empty_partial<double>();
-    for (int64_t c = 0; c < cols; ++c) part.largest = std::fmax(part.largest, widened(logits[row * stride + c]) / temperature);
+    for (int64_t c = 0; c < cols; ++c)
+      part.largest = std::fmax(part.largest, widened(logits[row * stride + c]) / temperature);
     for (int64_t c = 0; c < cols; ++c)
       add(part, bounded(widened(logits[row * stride + c]) / temperature - base_of(part.largest)));
     compare(stats[row], part.largest, tolerance, 0, "the largest logit differs");

@@ -125,14 +125,17 @@ void one_layout(Random& random, int64_t number) {
   copy_in_cuts(random, unpack, back, layout.rows);
   for (int64_t f = 0; f < num_fields; ++f) {
     const int64_t item = items[f];
-    std::vector<uint8_t> expected(static_cast<size_t>(local * item), 0), returned(static_cast<size_t>(layout.rows * item), 0);
+    std::vector<uint8_t> expected(static_cast<size_t>(local * item), 0),
+        returned(static_cast<size_t>(layout.rows * item), 0);
     for (int64_t row = 0; row < layout.rows; ++row) {
       if (packed_of[row] < 0) continue;
       std::copy_n(rows[f].get() + row * item, item, expected.begin() + packed_of[row] * item);
       std::copy_n(rows[f].get() + row * item, item, returned.begin() + row * item);
     }
-    if (!std::equal(expected.begin(), expected.end(), packed[f].get())) fail("packed otherwise than by the loop", number);
-    if (!std::equal(returned.begin(), returned.end(), again[f].get())) fail("unpacked otherwise than by the loop", number);
+    if (!std::equal(expected.begin(), expected.end(), packed[f].get()))
+      fail("packed otherwise than by the loop", number);
+    if (!std::equal(returned.begin(), returned.end(), again[f].get()))
+      fail("unpacked otherwise than by the loop", number);
   }
 }
 
@@ -145,7 +148,8 @@ void one_bad_layout(Random& random) {
   if (which == 0 || layout.columns.empty()) {
     layout.shard = random.chance(50) ? Shard{value, 0} : Shard{layout.shard.cp, value};
   } else {
-    int64_t& column = layout.columns[static_cast<size_t>(random.to(0, static_cast<int64_t>(layout.columns.size()) - 1))];
+    int64_t& column =
+        layout.columns[static_cast<size_t>(random.to(0, static_cast<int64_t>(layout.columns.size()) - 1))];
     column = random.chance(50) ? value : column + (random.chance(50) ? 1 : -1);
   }
   try {

@@ -1,5 +1,5 @@
-// Random rows through the sizes of prefix trees under AddressSanitizer and UBSan. Every answer is checked against a trie
-// that is built token by token (least = 1), and for wider nodes to lie between that and no sharing at all.
+// Random rows through the sizes of prefix trees under AddressSanitizer and UBSan. Every answer is checked against a
+// trie that is built token by token (least = 1), and for wider nodes to lie between that and no sharing at all.
 //   prefix_fuzz [cases] [seed]
 #include <cstdio>
 #include <cstdlib>
@@ -33,8 +33,13 @@ struct Rows {
   std::vector<int64_t> starts, lengths, ends;
 
   Batch batch() const {
-    return {ids.data(), static_cast<int64_t>(ids.size()), starts.data(), lengths.data(), static_cast<int64_t>(starts.size()),
-            ends.data(), static_cast<int64_t>(ends.size())};
+    return {ids.data(),
+            static_cast<int64_t>(ids.size()),
+            starts.data(),
+            lengths.data(),
+            static_cast<int64_t>(starts.size()),
+            ends.data(),
+            static_cast<int64_t>(ends.size())};
   }
 };
 
@@ -96,7 +101,8 @@ void one_batch(Random& random, int64_t number) {
       check(order[i] >= first && order[i] < last && seen.insert(order[i]).second, "a row twice", number);
       check(i == first || before(batch, order[i - 1], order[i]), "rows out of order", number);
     }
-    check(some.tokens >= trie.tokens && some.tokens <= tokens && some.squares >= trie.squares, "not between the bounds", number);
+    check(some.tokens >= trie.tokens && some.tokens <= tokens && some.squares >= trie.squares, "not between the bounds",
+          number);
   }
 }
 

@@ -179,9 +179,14 @@ int main(int argc, char** argv) {
   Random random{std::mt19937_64(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1)};
   for (int64_t i = 0; i < shapes; ++i) {
     switch (random.up_to(2)) {
-      case 0: check_row<float>(random); break;
-      case 1: check_row<Bf16>(random); break;
-      default: check_row<double>(random);
+      case 0:
+        check_row<float>(random);
+        break;
+      case 1:
+        check_row<Bf16>(random);
+        break;
+      default:
+        check_row<double>(random);
     }
     check_index_maths(random);
   }
