@@ -3,9 +3,9 @@
     python benchmarks/gpu/bench_actor.py OUT.csv [--shape tiny]
 
 Random weights in the shape of a 1.5B model (Qwen2.5's), bfloat16 with float32 masters, four packed micro-batches of up
-to 8192 tokens in ragged conversations, the policy loss that a run uses. FLOPs are the model's own: 6 a parameter and
-token, attention by what a causal mask leaves, the vocabulary for scored tokens only; what is computed twice counts
-once. Peaks: the datasheet's for dense bfloat16 where the device is known, and a product of two large matrices here.
+to 8192 tokens in ragged conversations, the policy loss that a run uses. FLOPs are the model's own
+(`mdapo.config.flops.model_flops`). Peaks: the datasheet's for dense bfloat16 where the device is known, and a product
+of two large matrices here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from timing import seconds
 
 from mdapo import device
 from mdapo.algorithms.losses import make_loss_fn
+from mdapo.config.flops import model_flops
 from mdapo.config.model_facts import ModelFacts
 from mdapo.config.presets import resolve_algorithm
 from mdapo.config.schema import Config
@@ -90,15 +91,13 @@ def micro_batch(total: int, facts: ModelFacts, rng: np.random.Generator) -> Micr
                       torch.full((count,), -1.0))  # fmt: skip
 
 
-def model_flops(facts: ModelFacts, batches: list[MicroBatch]) -> float:
-    """Forward and backward: three times the forward's, two a multiplication and addition."""
-    products = facts.layers * facts.split_layer_parameters
-    flops = 0.0
-    for mb in batches:
-        pairs = sum((b - a) ** 2 / 2 for a, b in zip(mb.cu_seqlens, mb.cu_seqlens[1:], strict=False))
-        attention = 2 * facts.layers * facts.heads * facts.head_dim * pairs  # queries by keys, and weights by values
-        flops += 6 * (products * mb.num_tokens + facts.embedding_parameters * len(mb.targets_R) + attention)
-    return flops
+def flops_of(facts: ModelFacts, batches: list[MicroBatch]) -> float:
+    """Forward and backward."""
+    model = model_flops(facts)
+    return sum(
+        model.of(mb.num_tokens, len(mb.targets_R), sum(size * size for size in np.diff(mb.cu_seqlens).tolist()))
+        for mb in batches
+    )
 
 
 def start_weights(actor: Actor) -> None:
@@ -132,7 +131,7 @@ def measure(table: Table, shape: str, folder: Path) -> None:
     taken = seconds({"step": lambda: stats.append(actor.update(batches, loss_fn))}, rounds=3, calls=1)["step"]
     assert not any(one.skipped for one in stats), "loss and gradient are finite"
     tokens = sum(mb.num_tokens for mb in batches)
-    flops, side = model_flops(actor.hf, batches), TOKENS[shape]
+    flops, side = flops_of(actor.hf, batches), TOKENS[shape]
     product = product_tflops(side)
     what = f"{shape} shape, {tokens} tokens in {MICRO_BATCHES} micro-batches, bfloat16"
     table.add("actor", "optimizer step", taken, "s", what)

@@ -45,8 +45,18 @@ def work_model(model: ModelFacts, *, recompute: str = "none") -> WorkModel:
     """
     again = float(recompute == "full")
     again_attention = float(recompute in ("full", "selective"))
+    return _passes(model, linear=LINEAR + again, attention=ATTENTION + again_attention, vocabulary=VOCABULARY)
+
+
+def model_flops(model: ModelFacts) -> WorkModel:
+    """The same without what is computed a second time: what model FLOP utilisation counts (PaLM, arXiv 2204.02311,
+    appendix B), with causal attention as half of all pairs, and the vocabulary for scored tokens only."""
+    return _passes(model, linear=LINEAR, attention=LINEAR, vocabulary=LINEAR)
+
+
+def _passes(model: ModelFacts, *, linear: float, attention: float, vocabulary: float) -> WorkModel:
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    attention = model.layers * model.hidden * (2 * q + 2 * kv)  # multiply-adds: q, k, v, output
+    products = model.layers * model.hidden * (2 * q + 2 * kv)  # multiply-adds: q, k, v, output
     experts = model.experts
     dense_layers = model.layers - (experts.layers if experts else 0)
     feed_forward = dense_layers * 3 * model.hidden * model.ffn
@@ -55,9 +65,9 @@ def work_model(model: ModelFacts, *, recompute: str = "none") -> WorkModel:
         feed_forward += experts.layers * model.hidden * (3 * columns + experts.count)  # and the router
     scores = model.layers * q  # per pair of tokens: two products over half the pairs
     return WorkModel(
-        per_token=2 * (LINEAR + again) * (attention + feed_forward),
-        per_token2=2 * (ATTENTION + again_attention) * scores,
-        per_scored=2 * VOCABULARY * model.hidden * model.vocab,
+        per_token=2 * linear * (products + feed_forward),
+        per_token2=2 * attention * scores,
+        per_scored=2 * vocabulary * model.hidden * model.vocab,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from mdapo.config.flops import ATTENTION, LINEAR, VOCABULARY, WorkModel, work_model
+from mdapo.config.flops import ATTENTION, LINEAR, VOCABULARY, WorkModel, model_flops, work_model
 from mdapo.config.model_facts import Experts, ModelFacts, read_model
 
 SHAPE = {
@@ -55,6 +55,7 @@ def test_a_known_model_by_hand() -> None:
     assert work.per_token == 6 * matrices
     assert work.per_token2 == 7 * 28 * 28 * 128
     assert work.per_scored == 8 * 3584 * 152064
+    assert model_flops(model) == WorkModel(6 * matrices, 6 * 28 * 28 * 128, 6 * 3584 * 152064)
     np.testing.assert_array_equal(
         work.of(np.array([1, 1000]), np.array([0, 10])),
         [work.per_token + work.per_token2, 1e3 * work.per_token + 1e6 * work.per_token2 + 10 * work.per_scored],
