@@ -8,7 +8,7 @@ actor. Memory is the most that the process holds during forward and backward bey
 
 That sharing is exact is shown on small models (`scripts/parity.sh`). This one multiplies rounding errors: its gradient
 moves by up to a thousandth of its largest entry when the embedding is off by half a unit in the last place. So the
-difference here is given in units of that.
+difference here is given in units of that, the largest of three draws.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def apart(ones: list[Tensor], others: list[Tensor]) -> float:
     return max(differences) / max(float(other.abs().max()) for other in others)
 
 
-def unsettled(actor: Actor, run: Callable[[], object]) -> list[Tensor]:
+def unsettled(actor: Actor, run: Callable[[], object], *, seed: int) -> list[Tensor]:
     """The gradients when each entry of the embedding is off by about half a unit in its last place."""
     [embedding] = [p for chunk in actor.chunks for name, p in chunk.named_parameters() if "word_embeddings" in name]
     exact = embedding.detach().clone()
-    signs = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0)).sign()
+    signs = torch.randn(exact.shape, generator=torch.Generator().manual_seed(seed)).sign()
     with torch.no_grad():
         embedding.mul_(1 + torch.finfo(torch.float32).eps / 2 * signs)
     run()
@@ -96,7 +96,7 @@ def compare(actor: Actor, configs: dict[str, Config]) -> list[Goal]:
     for name, run in runs.items():  # the shared one first: what it leaves to the allocator can only help the other
         memory[name] = peak(run)
         found[name] = gradients(actor)
-    moved = apart(unsettled(actor, runs["unshared"]), found["unshared"])
+    moved = max(apart(unsettled(actor, runs["unshared"], seed=seed), found["unshared"]) for seed in range(3))
     difference = apart(found["shared"], found["unshared"])
     seconds = alternate(runs, rounds=ROUNDS, repeat=1, settle=False)
     tokens = {name: sum(batch.num_tokens for batch in minis) for name, minis in batches.items()}

@@ -36,7 +36,7 @@ inline void stream_copy(uint8_t* to, const uint8_t* from, int64_t size, const ui
   int64_t at = to_next_line(to, size);
   std::memcpy(to, from, static_cast<size_t>(at));
   for (; at + kLine <= size; at += kLine) {
-    if (at < next_size) __builtin_prefetch(next + at, 0, 2);
+    if (at < next_size) __builtin_prefetch(next + at, 0, 3);
     stream_line(to + at, from + at);
   }
   std::memcpy(to + at, from + at, static_cast<size_t>(size - at));
