@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from _harness import MODEL as MODEL
-from _harness import hardware
+from _harness import hardware as hardware
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,57 @@
 """Every op's goals with what this machine measures, in one table; exit code 1 where one is missed.
 
-python benchmarks/ops/run.py             all benchmarks of this folder
-python benchmarks/ops/run.py pack        of one op
+python benchmarks/ops/run.py                  all benchmarks of this folder: 15 minutes
+python benchmarks/ops/run.py pack             of one op
+python benchmarks/ops/run.py --out FILE.csv   kept as well
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from _goals import Goal, show
+from _goals import Goal, hardware, show
 
 FOLDER = Path(__file__).resolve().parent
 
 
-def main(names: list[str]) -> int:
+def save(goals: Sequence[Goal], path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hardware", "what", "measured", "goal", "unit", "met", "note"])
+        for goal in goals:
+            limit = f"{'<=' if goal.at_most else '>='} {goal.limit:g}"
+            writer.writerow(
+                [
+                    hardware(),
+                    goal.what,
+                    f"{goal.measured:.3g}",
+                    limit,
+                    goal.unit,
+                    "yes" if goal.met else "no",
+                    goal.note,
+                ]
+            )
+
+
+def main(arguments: Sequence[str]) -> int:
     known = sorted(path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py"))
-    if unknown := set(names) - set(known):
-        sys.exit(f"no benchmark of {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(known):
+        parser.error(f"no benchmark of {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     goals: list[Goal] = []
-    for name in names or known:
+    for name in options.names or known:
         print(f"{name} ...", flush=True)
         goals += importlib.import_module(f"bench_{name}").measure()
+        if options.out:
+            save(goals, options.out)
     return show(goals, title="ops")
 
 
