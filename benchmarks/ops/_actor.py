@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def configuration(*, dtype: str = "float32", **actor: Any) -> Config:
 
 
 @contextmanager
-def opened(config: Config) -> Iterator[Actor]:
+def opened(config: Config) -> Generator[Actor]:
     """On one rank, with the model's weights."""
     layout = layouts.init_distributed(config, 60.0)
     try:
