@@ -9,7 +9,7 @@
 namespace mdapo::balance {
 
 constexpr int kPlanPrecision = 10;  // loads that differ by 2^-10 of the mean bin are alike
-constexpr int kRankPrecision = 20;  // ranks are levelled to 2^-20 of the mean
+constexpr int kRankPrecision = 28;  // ranks are levelled to 2^-28 of the mean
 constexpr int kPasses = 8;
 
 struct Shape {

@@ -12,7 +12,7 @@ from mdapo.ops.balance_reference.packing import Bins, Company, Items, SlotFit, b
 from mdapo.ops.balance_reference.partition import PartRules, partition_sorted
 
 PLAN_PRECISION = 10  # loads that differ by 2^-10 of the mean bin are alike
-RANK_PRECISION = 20  # ranks are levelled to 2^-20 of the mean
+RANK_PRECISION = 28  # ranks are levelled to 2^-28 of the mean
 PASSES = 8
 
 
