@@ -1,9 +1,9 @@
 """Test tooling: stands in for ``sgl_kernel``, SGLang's compiled kernels, whose wheels exist for GPUs only.
 
-SGLang 0.5.19 imports names from it wherever it runs, and on a CPU, with torch's own attention and sampling, calls none of
-them. So every name and every submodule imports, and a call says what was called: nothing here computes anything, and
-nothing can silently come from here. SGLang asks whether ``sgl_kernel.scalar_type`` exists and does without it; it must stay
-missing.
+SGLang 0.5.19 imports names from it wherever it runs, and on a CPU, with torch's own attention and sampling, calls none
+of them. So every name and every submodule imports, and a call says what was called: nothing here computes anything, and
+nothing can silently come from here. SGLang asks whether ``sgl_kernel.scalar_type`` exists and does without it; it must
+stay missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class _Missing:
         self._name = name
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
-        raise NotImplementedError(f"{self._name} is a GPU kernel; on this CPU a stand-in of mdapo's tests has its place")
+        raise NotImplementedError(
+            f"{self._name} is a GPU kernel; on this CPU a stand-in of mdapo's tests has its place"
+        )
 
 
 def _named(module: str, name: str) -> _Missing:
