@@ -27,7 +27,7 @@ import time
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 GONE_S = 20.0  # a killed process leaves once the kernel has freed its memory
-LOOK_S = 5.0  # how often the server's shared memory is looked at; one that is killed leaves no time to
+LOOK_S = 1.0  # how often the server's shared memory is looked at: one that is killed leaves no time to
 SHM = "/dev/shm/"
 
 

@@ -73,9 +73,12 @@ class Server:
             if not problem:
                 return
             await self.stop()
-            if self._port is None and tries_left and _TAKEN.search(self._said()):
-                continue
-            raise ServerFailed(problem)
+            if not _TAKEN.search(self._said()):
+                raise ServerFailed(problem)
+            if self._port is not None or not tries_left:
+                raise ServerFailed(
+                    f"an SGLang server cannot listen on {HOST}:{port}: the port is taken; choose another"
+                )
 
     async def stop(self) -> None:
         """End it and all that belongs to it. ``RuntimeError`` when the system does not let its processes end."""
