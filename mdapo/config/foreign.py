@@ -38,6 +38,7 @@ VERL = {
     "actor_rollout_ref.rollout.val_kwargs.n": "rollout.val.n",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "rollout.val.temperature",
     "actor_rollout_ref.rollout.val_kwargs.top_p": "rollout.val.top_p",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "rollout.tp",
     "actor_rollout_ref.rollout.dtype": "rollout.dtype",
     "actor_rollout_ref.rollout.max_num_seqs": "rollout.max_running",
     "actor_rollout_ref.rollout.engine_kwargs.sglang": "rollout.engine_args",

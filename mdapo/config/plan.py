@@ -12,6 +12,7 @@ from mdapo.config.load import Loaded
 from mdapo.config.memory import Memory, estimate
 from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
 from mdapo.config.paths import why_no_file, why_no_folder
+from mdapo.config.placement import rank_problems, server_python_problems
 from mdapo.config.problems import Problem, either, lines
 from mdapo.config.rules import MOST_GROUPS, longest_sequence
 from mdapo.config.schema import Config
@@ -59,7 +60,7 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
     multiple = parallel.pipeline if parallel.virtual_pipeline > 1 else 1
     micro_batches = max(-(-rank_samples // micro_samples), min(parallel.pipeline, rank_samples))
     micro_batches = -(-micro_batches // multiple) * multiple
-    problems = [*_ranks(config, world), *_batch(config, dp), *_tokens(config)]
+    problems = [*_ranks(config, world), *rank_problems(config, world=world), *_batch(config, dp), *_tokens(config)]
     memory = None
     if model is not None:
         problems += _model(config, model)
@@ -125,6 +126,7 @@ def file_problems(config: Config) -> list[Problem]:
         problems += _data_files("data.train_files", config.data.train_files)
         if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
             problems.append(Problem("rollout.engine", "this version of mdapo has no SGLang engine; use local"))
+        problems += server_python_problems(config)
     return [*problems, *_data_files("data.val_files", config.data.val_files)]
 
 
@@ -201,6 +203,13 @@ def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
             f"{parallel.tensor} does not divide the model's {model.heads} attention heads, {model.kv_heads} key-value "
             f"heads and {model.ffn} feed-forward columns; set parallel.tensor={works}",
         )
+    tp = config.rollout.tp
+    if model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
+        text = f"{tp} does not divide the model's {model.heads} attention heads and {model.kv_heads} key-value heads"
+        fits = [
+            t for t in range(1, model.heads + 1) if not (model.heads % t or (model.kv_heads % t and t % model.kv_heads))
+        ]
+        yield Problem("rollout.tp", f"{text}; set {either(fits)}")
     stages = parallel.pipeline * parallel.virtual_pipeline
     if model.layers % stages:
         works = either(s for s in range(1, model.layers + 1) if model.layers % s == 0)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mdapo.config.placement import placement_rules
 from mdapo.config.problems import Problem, either
 from mdapo.config.schema import MIN_TEMPERATURE, Config
 
@@ -16,7 +17,7 @@ _URL = re.compile(r"https?://[^\s/]+/?")
 
 def check_rules(config: Config) -> list[Problem]:
     """Everything that contradicts itself."""
-    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _parallel, _debug)
+    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _parallel, placement_rules, _debug)
     return [problem for check in checks for problem in check(config)]
 
 

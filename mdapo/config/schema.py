@@ -84,6 +84,10 @@ class ValSampling(Section):
 class Rollout(Section):
     engine: Literal["local", "sglang"] = "local"
     urls: list[str] = []
+    num_servers: Positive | None = None  # that mdapo starts; default: as many as its devices hold, 1 on a CPU
+    tp: Positive = 1  # devices of a server
+    server_python: str | None = None  # interpreter with SGLang; default: this one
+    start_timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 600.0
     n_resp_per_prompt: Positive = 8
     max_turns: Positive = 1  # assistant turns
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
@@ -187,6 +191,20 @@ class Parallel(Section):
     distributed_optimizer: bool = True
 
 
+class DeviceGroup(Section):
+    name: Annotated[str, Field(min_length=1)]
+    device: Literal["cpu", "cuda", "npu"] | None = None  # default: the best there is
+    ids: list[NonNegative] = []  # of those that the job sees; empty: all
+
+
+class Placement(Section):
+    """Who runs on which devices of a machine."""
+
+    groups: list[DeviceGroup] = []
+    actor: str | None = None  # a group's name; default: every device
+    rollout: str | None = None  # default: where the actor is
+
+
 class Megatron(Section):
     """Megatron-core's own options by their own names, checked against the installed version."""
 
@@ -216,6 +234,7 @@ class Config(Section):
     algorithm: Algorithm = Algorithm()
     actor: Actor = Actor()
     parallel: Parallel = Parallel()
+    placement: Placement = Placement()
     megatron: Megatron = Megatron()
     tracking: Tracking = Tracking()
     debug: Debug = Debug()

@@ -1,6 +1,7 @@
 """What cpu, cuda and npu each provide: torch device, collective backend, memory facts. No ``if cpu`` elsewhere.
 
-``MDAPO_DEVICE=cpu|cuda|npu`` forces one; otherwise the best one present is taken.
+``MDAPO_DEVICE=cpu|cuda|npu`` forces one; otherwise the best one present is taken. ``MDAPO_DEVICE_IDS=4,5`` gives local
+rank 0 device 4 and local rank 1 device 5. ``placement.actor`` sets both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 @dataclass(frozen=True)
 class Device:
-    """One rank's device. ``index`` is the local rank on cuda and npu, 0 on cpu."""
+    """One rank's device. ``index`` is the local rank on cuda and npu, or what ``placement`` gives it; 0 on cpu."""
 
     kind: Kind
     index: int = 0
@@ -101,7 +102,19 @@ def current() -> Device:
             "or install the torch build for it"
         )
     kind = forced or next(k for k in reversed(KINDS) if available(k))
-    return Device(kind, 0 if kind == "cpu" else int(os.environ.get("LOCAL_RANK", "0")))
+    return Device(kind, 0 if kind == "cpu" else _index())
+
+
+def _index() -> int:
+    rank, ids = int(os.environ.get("LOCAL_RANK", "0")), os.environ.get("MDAPO_DEVICE_IDS")
+    if not ids:
+        return rank
+    numbers = ids.split(",")
+    if rank >= len(numbers):
+        raise UserError(
+            f"placement.actor: {len(numbers)} devices ({ids}) for more ranks on this machine; start as many"
+        )
+    return int(numbers[rank])
 
 
 def prepare_megatron() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -36,8 +37,10 @@ def main(arguments: Sequence[str]) -> int:
     config, *overrides = arguments[1:] if only_evaluate else arguments
     try:
         from mdapo.config.load import load
+        from mdapo.config.placement import actor_environment
 
         loaded = load(config, overrides)
+        os.environ.update(actor_environment(loaded.config))  # before anything asks for the device
         if only_evaluate:
             from mdapo.trainer.evaluate import evaluate as work
         else:

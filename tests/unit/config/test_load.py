@@ -261,7 +261,7 @@ def test_secrets_are_not_written(good: Path) -> None:
         good,
         [
             "rollout.engine=sglang",
-            "rollout.engine_args={api_key: hide-me-1, tokenizer_mode: slow, max_total_tokens: 5}",
+            "rollout.engine_args={hub_token: hide-me-1, tokenizer_mode: slow, max_total_tokens: 5}",
             "environment={name: x, args: {token: hide-me-2, nested: {password: hide-me-3}, key: hide-me-4}}",
             "reward.functions=[{name: 'a:b', args: {OPENAI_API_KEY: hide-me-5}}]",
         ],
@@ -348,7 +348,12 @@ DEADLINES = {key for key, _ in keys_of() if key.endswith("timeout_s")}
 
 def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
     """poll() takes milliseconds in 32 bits, and a process group refuses both ends."""
-    assert {"run.init_timeout_s", "reward.timeout_s", "rollout.episode_timeout_s"} == DEADLINES
+    assert {
+        "run.init_timeout_s",
+        "reward.timeout_s",
+        "rollout.episode_timeout_s",
+        "rollout.start_timeout_s",
+    } == DEADLINES
     for key in DEADLINES:
         for value in ("1e9", "1e30"):
             assert one(good, f"{key}={value}").startswith(f"{key}: must be at most 86400, not ")

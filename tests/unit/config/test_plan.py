@@ -351,7 +351,7 @@ def test_an_engine_that_is_not_there_is_never_replaced_by_another(
     assert problem == "rollout.engine: this version of mdapo has no SGLang engine; use local"
     (tmp_path / "rollout").mkdir()
     (tmp_path / "rollout" / "sglang_engine.py").write_text("")
-    assert files_of(load(good, ["rollout.engine=sglang"])) == []
+    assert files_of(load(good, ["rollout.engine=sglang", "rollout.urls=['http://h:1']"])) == []
 
 
 def test_files_that_are_not_there_are_told(good: Path, tmp_path: Path) -> None:

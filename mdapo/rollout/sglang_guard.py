@@ -1,0 +1,164 @@
+"""A small process between mdapo and one SGLang server: whatever ends either of them, nothing of the server is left.
+
+Standard library only, so that it starts at once and weighs little. Standard input: the API key in a line, which it
+passes on; then nothing, until it closes. That is the order to stop, given by ``Server.stop`` or by the owner's death,
+SIGKILL included. The guard outlives the owner to clean up, which a process group that is killed cannot do itself:
+SGLang would leave schedulers, files in /dev/shm and temporary files.
+
+The server gets a folder of its own for temporary files, readable for this user only: the sockets between its processes
+lie there, and so does the meeting point of their process group, which else were a TCP listener on every address.
+
+Exit code: the server's, 0 when it was told to stop.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import getpass
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+GRACE_S = 5.0  # from SIGTERM to SIGKILL
+GONE_S = 20.0  # a killed process leaves once the kernel has freed its memory
+LOOK_S = 1.0  # how often the server's shared memory is looked at: one that is killed leaves no time to
+SHM = "/dev/shm/"
+
+
+def main() -> int:
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # its orphans become our children: none gets out of sight
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: None)  # when to stop is the owner's to say
+    key = sys.stdin.buffer.readline()
+    folder = tempfile.mkdtemp(prefix="mdapo-sgl-")
+    guard = os.getpid()
+
+    def die_with_guard() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+
+    try:
+        server = subprocess.Popen(
+            sys.argv[1:],
+            stdin=subprocess.PIPE,
+            env=environment(folder),
+            start_new_session=True,
+            preexec_fn=die_with_guard,
+        )
+        assert server.stdin is not None
+        try:
+            server.stdin.write(key)
+            server.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended already; the exit code tells
+        code, used = watch(server)
+        used |= shared_memory(server.pid)
+        end(server)
+        remove_unused(used)
+        return code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(folder: str) -> dict[str, str]:
+    """The server's: its own temporary folder, but the shared cache of compiled kernels, and loopback for all else."""
+    kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": kernels,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        **os.environ,
+        "TMPDIR": folder,
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/rendezvous",
+    }
+
+
+def watch(server: subprocess.Popen[bytes]) -> tuple[int, set[str]]:
+    """Until the server ends by itself (its exit code) or standard input closes (0); and its shared memory."""
+    used: set[str] = set()
+    look = time.monotonic() + LOOK_S
+    while True:
+        readable, _, _ = select.select([0], [], [], 0.2)
+        if readable and not os.read(0, 1024):
+            return 0, used
+        if (code := server.poll()) is not None:
+            return code if code >= 0 else 128 - code, used
+        if time.monotonic() > look:
+            used |= shared_memory(server.pid)
+            look = time.monotonic() + LOOK_S
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the server, which tells its processes; SIGKILL to its group, and to all that left the group."""
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass  # it hangs, or is stopped: SIGKILL
+    deadline = time.monotonic() + GONE_S
+    while time.monotonic() < deadline:
+        for pid in (-server.pid, *children()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # gone, which is what the signal is for
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return  # none is left
+        time.sleep(0.05)
+    sys.stderr.write(f"mdapo: processes of the server did not die within {GONE_S:.0f} s: {children()}\n")
+
+
+def children() -> list[int]:
+    with open("/proc/thread-self/children", encoding="ascii") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+def group_of(leader: int) -> set[int]:
+    """Processes of the server's group, its leader's pid being its number."""
+    found = set()
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdecimal() and os.getpgid(int(name)) == leader:
+                found.add(int(name))
+        except ProcessLookupError:
+            pass  # it has just ended
+    return found
+
+
+def shared_memory(leader: int) -> set[str]:
+    """Files of /dev/shm that the server's processes use."""
+    return {file for pid in group_of(leader) for file in mapped(pid)}
+
+
+def mapped(pid: int) -> set[str]:
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            return {SHM + line.split(SHM, 1)[1].rstrip("\n") for line in file if SHM in line}
+    except OSError:
+        return set()  # it has just ended, or is another user's
+
+
+def remove_unused(files: set[str]) -> None:
+    """Removes those that no process has mapped any more: the trainer's, while it lives, stay."""
+    in_use = {file for name in os.listdir("/proc") if name.isdecimal() for file in mapped(int(name))}
+    for file in files - in_use:
+        try:
+            os.unlink(file)
+        except FileNotFoundError:
+            pass  # removed by the server, or long before ("... (deleted)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

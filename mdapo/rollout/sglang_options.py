@@ -1,0 +1,96 @@
+"""How one SGLang server is started: from the configuration to a command line, without the key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+LAUNCH = Path(__file__).with_name("sglang_launch.py")
+HOST = "127.0.0.1"
+# SGLang needs two positions more than a dialogue has: it ends a request at context_length - 2.
+SPARE_POSITIONS = 2
+# What SGLang's CPU server computes with where its kernels for Intel AMX are missing; engine_args can say otherwise.
+ON_CPU: Mapping[str, object] = {
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-overlap-schedule": True,
+}
+CPU_CACHE_TOKENS = 32768  # of the KV cache, else a share of the machine's memory, all of it touched
+# torchrun's: with them SGLang would take its own process groups, and those of a weight update, for the trainer's.
+_OF_A_RANK = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+|MDAPO_\w+"
+)
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """One server. ``devices`` are the numbers of those it may use, among the visible ones; empty: all."""
+
+    model_path: str
+    device: Literal["cpu", "cuda", "npu"] = "cpu"
+    devices: tuple[int, ...] = ()
+    tp: int = 1
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_context: int = 4096  # tokens of a dialogue
+    max_running: int = 64  # dialogues
+    python: str | None = None  # of SGLang's environment; None: this interpreter
+    threads: int = 0  # CPU threads of a scheduler; 0: OpenMP's choice
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def command(self, port: int) -> list[str]:
+        """SGLang's launch with all options; ``engine_args`` go in verbatim, and win over what mdapo would say."""
+        options: dict[str, object] = {
+            "model-path": self.model_path,
+            "host": HOST,
+            "port": port,
+            "device": self.device,
+            "tp-size": self.tp,
+            "dtype": self.dtype,
+            "context-length": self.max_context + SPARE_POSITIONS,
+            "max-running-requests": self.max_running,
+        }
+        if self.device == "cpu":
+            tokens = min(max(CPU_CACHE_TOKENS, self.max_context + SPARE_POSITIONS), self.max_running * self.max_context)
+            options |= {**ON_CPU, "max-total-tokens": tokens}
+        options |= {name.replace("_", "-"): value for name, value in self.engine_args.items()}
+        words = [word for name, value in options.items() for word in _words(name, value)]
+        return [self.python or sys.executable, str(LAUNCH), *words]
+
+    def environment(self) -> dict[str, str]:
+        """The server's: this process's, less what makes it a rank under torchrun, with what SGLang is to know."""
+        found = {name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)}
+        found |= {
+            "HF_HUB_OFFLINE": "1",  # nothing is downloaded
+            "TOKENIZERS_PARALLELISM": "false",
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_POSITIONS, where the model has no more
+        }
+        if self.device == "cpu":
+            found["SGLANG_USE_CPU_ENGINE"] = "1"
+            found.pop("OMP_NUM_THREADS", None)  # of a rank, which shares its machine with others
+            if self.threads:
+                found["OMP_NUM_THREADS"] = str(self.threads)
+        elif self.devices:
+            name = VISIBLE[self.device]
+            visible = os.environ[name].split(",") if os.environ.get(name) else [str(n) for n in range(1024)]
+            found[name] = ",".join(visible[n] for n in self.devices)
+        return found
+
+
+def _words(name: str, value: object) -> list[str]:
+    """One option as words of a command line; a switch has no value, and one that is off is left out."""
+    flag = f"--{name}"
+    if value is True:
+        return [flag]
+    if value is False or value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [flag, *(str(item) for item in value)]
+    return [flag, json.dumps(value, allow_nan=False) if isinstance(value, dict) else str(value)]
