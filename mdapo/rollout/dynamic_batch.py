@@ -249,7 +249,7 @@ class DynamicBatch:
 
     def _drop_stale(self, version: int, ledger: _Ledger) -> None:
         """Carried groups begun too many weight versions ago; their prompts come again."""
-        oldest = version - self.config.algorithm.filter_groups.max_staleness
+        oldest = version - self.config.rollout.max_staleness
         self._drop([g for g in self._kept if g.version < oldest], STALE, ledger)
 
     def _drop(self, groups: Sequence[Group], reason: str, ledger: _Ledger) -> None:
