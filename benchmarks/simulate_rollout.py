@@ -1,8 +1,8 @@
 """Step wall-clock of ``rollout.mode`` partial and async against sync, at equal accepted samples, on a simulated clock.
 
-What plans is mdapo's own code (`DynamicBatch`, `AheadBatch`, the filter, the prompt stream, episodes); what is simulated
-is the clock, the engine (`simulated.SimulatedEngine`), the time that training takes, and the lengths of answers: log-normal
-with a heavy tail, cut at a limit, as they are told of reasoning models. A token here stands for ``--unit`` real ones.
+What plans is mdapo's own code (`DynamicBatch`, `AheadBatch`, the filter, the prompt stream, episodes); what is
+simulated is the clock, the engine (`simulated.SimulatedEngine`), the time that training takes, and the lengths of
+answers: log-normal with a heavy tail, cut at a limit, as reasoning models have them. A token here stands for 16.
 
     python benchmarks/simulate_rollout.py --seeds 5
 """
@@ -237,11 +237,10 @@ def main() -> None:
     for (mode, max_staleness, over_sampling), results in found.items():
         gains = [base / f.step_s for base, f in zip(plain, results, strict=True)]
         of = {name: statistics.fmean(getattr(f, name) for f in results) for name in vars(results[0])}
-        print(
-            f"| {mode} | {max_staleness} | {over_sampling:g} | {of['step_s']:.0f} | {of['collect_s']:.0f} "
-            f"| {statistics.median(gains):.2f} ({min(gains):.2f}) | {of['staleness']:.2f}, {of['staleness_tokens']:.2f}, "
-            f"{of['staleness_max']:.0f} | {of['dropped_stale']:.2f} | {of['length']:.0f} |"
-        )
+        gain, ages = f"{statistics.median(gains):.2f} ({min(gains):.2f})", ("staleness", "staleness_tokens")
+        cells = [mode, f"{max_staleness}", f"{over_sampling:g}", f"{of['step_s']:.0f}", f"{of['collect_s']:.0f}", gain]
+        cells += [", ".join([*(f"{of[name]:.2f}" for name in ages), f"{of['staleness_max']:.0f}"])]
+        print("|", " | ".join([*cells, f"{of['dropped_stale']:.2f}", f"{of['length']:.0f}"]), "|")
 
 
 if __name__ == "__main__":
