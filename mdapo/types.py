@@ -24,6 +24,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 # scored.
 EndReason = Literal["done", "gave_up", "turn_limit", "token_limit", "context_limit", "aborted", "error"]
 TRUNCATED: frozenset[str] = frozenset({"token_limit", "context_limit", "aborted"})
+UNFINISHED: Literal["unfinished"] = "unfinished"  # not an end: the conversation goes on in a later step
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Turn:
     ``ids`` int32 [L]; ``mask`` bool [L], True where the policy wrote (a closing token added by us after a cut turn is
     False); ``logps`` float32 [L], the engine's log-probs, NaN where ``mask`` is False; ``version`` is the weight
     version that generated the turn, -1 for observations; ``finish`` is the engine's finish reason ("stop", "length",
-    "abort").
+    "abort"). A turn that was cut and went on under newer weights has ``pieces``, (version, tokens) of each in order;
+    ``version`` is then the last one's.
     """
 
     role: Role
@@ -62,6 +64,12 @@ class Turn:
     logps: np.ndarray
     version: int = -1
     finish: str = ""
+    pieces: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(version, tokens), end to end all L of them."""
+        return (*self.pieces, (self.version, len(self.ids) - sum(tokens for _, tokens in self.pieces)))
 
 
 @dataclass(frozen=True)
@@ -82,14 +90,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Episode:
-    """One finished conversation: its prompt ids, its turns, its text, its end and its score."""
+    """One conversation: its prompt ids, its turns, its text, its end and its score.
+
+    ``end`` is ``unfinished`` while it waits to go on (``rollout.mode`` partial or async); it has no score then. Its
+    last turn may be cut (``finish == "abort"``, its text not among ``messages`` yet); without any ids it has not begun.
+    """
 
     prompt: Prompt
     index: int  # 0 .. n_resp_per_prompt - 1
     prompt_ids: np.ndarray  # int32 [P]
     turns: tuple[Turn, ...]
     messages: tuple[Message, ...]  # all messages, prompt included
-    end: EndReason
+    end: EndReason | Literal["unfinished"]
     score: Score | None = None
 
     @property
@@ -111,7 +123,7 @@ class Episode:
     @property
     def versions(self) -> np.ndarray:
         """int32 [L]: the weight version that wrote each token, -1 outside the response mask."""
-        parts = [np.full(len(t.ids), t.version, np.int32) for t in self.turns]
+        parts = [np.full(tokens, version, np.int32) for t in self.turns for version, tokens in t.runs]
         versions = np.concatenate([np.full(len(self.prompt_ids), -1, np.int32), *parts])
         return np.where(self.response_mask, versions, -1).astype(np.int32)
 

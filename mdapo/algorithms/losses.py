@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mdapo.algorithms.corrections import tis_weights
+from mdapo.algorithms.corrections import Segments, correct, mismatch, segment_sum
 from mdapo.algorithms.kl import bound, kl_estimate, kl_to_go
 
 if TYPE_CHECKING:
@@ -32,9 +32,12 @@ LossFn = Callable[[torch.Tensor, torch.Tensor, "MicroBatch"], tuple[torch.Tensor
 
 MAXIMUM = "_max"
 # Already in final units once added up: the terms of the loss (their weights hold the denominator), and the counts.
-FINAL = frozenset({"pg_loss", "kl_loss", "entropy_loss", "tokens", "rollout_tokens"})
+COUNTS = frozenset({"tokens", "rollout_tokens", "rollout_unknown"})
+FINAL = frozenset({"pg_loss", "kl_loss", "entropy_loss"}) | COUNTS
 # Metrics over the tokens whose rollout log-prob is known; all others are over the tokens with weight.
-OVER_ROLLOUT_TOKENS = frozenset({"rollout_logp_gap", "rollout_kl", "tis_weight", "tis_capped"})
+OVER_ROLLOUT_TOKENS = frozenset(
+    {"rollout_logp_gap", "rollout_kl", "rollout_kl_k1", "rollout_is_weight", "rollout_is_capped", "rollout_rs_masked"}
+)
 
 
 def token_weights(
@@ -132,24 +135,27 @@ def make_loss_fn(cfg: Config) -> LossFn:
     with the micro-batch's weights. Old log-probs are those of the policy at the step's start, whoever wrote the tokens:
     ``old_logps_R`` None means the first update of a step, where the forward pass's own log-probs, detached, are those
     (the ratio is exactly 1, the gradient the same). That tokens of a carried group come from an older policy is not in
-    this ratio but in `tis_weights`, by which each token's weight is multiplied with ``tis_cap``; without, it is not
-    corrected. With ``kl.where == "reward"``, ``kl.coef`` times the discounted KL to go of the policy at the step's
-    start is taken from the advantages instead; these are normalised already (see `kl_to_go`). Further metrics:
-    ``entropy``, ``kl``, ``kl_loss``, ``entropy_loss``, ``rollout_logp_gap`` (``|old - rollout|``),
-    ``rollout_logp_gap_max``, ``rollout_kl`` (k3, engine to actor), ``rollout_tokens``; with TIS ``tis_weight`` and
-    ``tis_capped``. The loss itself is not among them.
+    this ratio but in `corrections.correct`, which multiplies each token's weight, or masks it, as
+    ``algorithm.rollout_correction`` says; by default it is not corrected. A masked token is one of weight 0. With
+    ``kl.where == "reward"``, ``kl.coef`` times the discounted KL to go of the policy at the step's start is taken from
+    the advantages instead; these are normalised already (see `kl_to_go`). Further metrics: ``entropy``, ``kl``,
+    ``kl_loss``, ``entropy_loss``, and those of `corrections.mismatch` and `corrections.correct`. The loss itself is not
+    among them.
     """
-    algorithm = cfg.algorithm
-    tis_cap = algorithm.rollout_correction.tis_cap
+    algorithm, correction = cfg.algorithm, cfg.algorithm.rollout_correction
 
     def loss_fn(logps_R: torch.Tensor, entropies_R: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Metrics]:
         logps = logps_R.float()
         old_logps = logps.detach() if batch.old_logps_R is None else batch.old_logps_R
         active = batch.loss_weights_R > 0
         weights, advantages = torch.where(active, batch.loss_weights_R, 0.0), batch.advantages_R
-        metrics = _rollout_metrics(old_logps, batch.rollout_logps_R, active, tis_cap=tis_cap)
-        if tis_cap > 0:
-            weights = weights * tis_weights(old_logps, batch.rollout_logps_R, cap=tis_cap)
+        metrics = mismatch(old_logps, batch.rollout_logps_R, active)
+        if correction.rollout_is is not None or correction.rollout_rs is not None:
+            segments = Segments(batch.segment_R, batch.num_segments)
+            corrected = correct(old_logps, batch.rollout_logps_R, active, segments, correction)
+            weights = weights * corrected.weights_R
+            active = weights > 0  # what is masked takes no part from here on
+            metrics |= corrected.metrics
         extra_loss = torch.zeros((), device=logps.device)
         if algorithm.kl.enable:
             in_loss = algorithm.kl.where == "loss"
@@ -234,12 +240,10 @@ def _geometric_mean(
 def _segment_mean(
     values_R: torch.Tensor, active_R: torch.Tensor, segment_R: torch.Tensor, num_segments: int
 ) -> torch.Tensor:
-    """Mean over the active tokens of each token's segment, [R]. A segmented reduction has a fixed order; scatter-add
-    has none.
-    """
-    lengths = torch.bincount(segment_R, minlength=num_segments)
-    count = torch.segment_reduce(active_R.to(values_R.dtype), "sum", lengths=lengths, initial=0.0)
-    total = torch.segment_reduce(torch.where(active_R, values_R, 0.0), "sum", lengths=lengths, initial=0.0)
+    """Mean over the active tokens of each token's segment, [R]."""
+    segments = Segments(segment_R, num_segments)
+    count = segment_sum(active_R.to(values_R.dtype), segments)
+    total = segment_sum(torch.where(active_R, values_R, 0.0), segments)
     return (total / count.clamp(min=1.0))[segment_R]
 
 
@@ -247,25 +251,6 @@ def _kl_to_reference(logps_R: torch.Tensor, batch: MicroBatch, active_R: torch.T
     assert batch.ref_logps_R is not None, "a KL term needs the reference model's log-probs"
     logps, reference = torch.where(active_R, logps_R, 0.0), torch.where(active_R, batch.ref_logps_R, 0.0)
     return kl_estimate(logps, reference, estimator=cfg.kl.estimator)
-
-
-@torch.no_grad()
-def _rollout_metrics(
-    old_logps_R: torch.Tensor, rollout_logps_R: torch.Tensor, active_R: torch.Tensor, *, tis_cap: float
-) -> Metrics:
-    known = active_R & rollout_logps_R.isfinite()
-    gap = torch.where(known, old_logps_R, 0.0) - torch.where(known, rollout_logps_R, 0.0)
-    bounded = bound(gap)
-    metrics = {
-        "rollout_tokens": known.sum(),
-        "rollout_logp_gap": gap.abs().sum(),
-        "rollout_logp_gap_max": gap.abs().max(),
-        "rollout_kl": (bounded.exp() - 1.0 - bounded).sum(),
-    }
-    if tis_cap > 0:
-        weights = torch.where(known, tis_weights(old_logps_R, rollout_logps_R, cap=tis_cap), 0.0)
-        metrics |= {"tis_weight": weights.sum(), "tis_capped": (weights >= tis_cap).sum()}
-    return {name: value.float() for name, value in metrics.items()}
 
 
 def _given(clip_ratio: float | None) -> float:

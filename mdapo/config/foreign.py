@@ -51,7 +51,6 @@ VERL = {
     "actor_rollout_ref.actor.entropy_coeff": "algorithm.entropy_coef",
     "actor_rollout_ref.actor.kl_loss_type": "algorithm.kl.estimator",
     "actor_rollout_ref.actor.kl_loss_coef": "algorithm.kl.coef",
-    "algorithm.rollout_correction.rollout_is_threshold": "algorithm.rollout_correction.tis_cap",
     "actor_rollout_ref.actor.optim.lr": "actor.lr",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "actor.lr_warmup_steps",
     "actor_rollout_ref.actor.optim.lr_decay_style": "actor.lr_decay",

@@ -227,7 +227,7 @@ def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
 
 
 def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iterator[str]:
-    parallel, filters, data = config.parallel, config.algorithm.filter_groups, config.data
+    parallel, data = config.parallel, config.data
     if model is not None and model.vocab % parallel.tensor:
         padded = -(-model.vocab // parallel.tensor) * parallel.tensor
         yield f"the vocabulary is padded from {model.vocab} to {padded} rows to divide by parallel.tensor"
@@ -240,16 +240,23 @@ def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iter
     asked = data.gen_batch_size or data.train_prompt_bsz
     if asked < data.train_prompt_bsz:
         yield f"a step takes at least {-(-data.train_prompt_bsz // asked)} generation rounds"
-    if filters.enable and filters.carry_over and filters.max_staleness == 0:
-        yield "algorithm.filter_groups.max_staleness=0: surplus groups are too old by the next step, none is kept"
-    if filters.carry_over and filters.max_staleness > 0 and config.algorithm.rollout_correction.tis_cap == 0:
-        yield (
-            "algorithm.filter_groups.carry_over: surplus groups are trained on when the weights are newer, up to "
-            f"max_staleness={filters.max_staleness} versions, uncorrected (algorithm.rollout_correction.tis_cap=0)"
-        )
+    yield from _staleness(config)
     if config.actor.lr_decay == "constant" and config.actor.min_lr > 0:
         yield "actor.min_lr does nothing with actor.lr_decay=constant"
     if config.algorithm.kl.enable and config.algorithm.kl.coef == 0:
         yield "algorithm.kl.coef=0: the reference model runs, its KL is only reported"
     if not data.val_files:
         yield "no data.val_files: nothing is evaluated"
+
+
+def _staleness(config: Config) -> Iterator[str]:
+    filters, rollout, correction = config.algorithm.filter_groups, config.rollout, config.algorithm.rollout_correction
+    if filters.enable and filters.carry_over and rollout.max_staleness == 0:
+        yield "rollout.max_staleness=0: surplus groups are too old by the next step, none is kept"
+    corrected = correction.rollout_is is not None or correction.rollout_rs is not None
+    if filters.carry_over and rollout.max_staleness > 0 and not corrected:
+        what = "surplus groups" if rollout.mode == "sync" else f"rollout.mode={rollout.mode}: groups"
+        yield (
+            f"{what} are trained on when the weights are newer, up to rollout.max_staleness={rollout.max_staleness} "
+            "versions, uncorrected (algorithm.rollout_correction.rollout_is=null)"
+        )

@@ -131,13 +131,45 @@ def _rollout(config: Config) -> Iterator[Problem]:
     if rollout.urls and rollout.engine_args:
         text = "are for servers that mdapo starts; with rollout.urls, give them to the servers (null takes them away)"
         yield Problem("rollout.engine_args", text, ("rollout.urls",))
+    yield from _ahead(config)
     for i, url in enumerate(rollout.urls):
         if not _URL.fullmatch(url):
             yield Problem(f"rollout.urls.{i}", f"must look like http://host:port, not {url!r}", ("rollout.urls",))
 
 
+def _ahead(config: Config) -> Iterator[Problem]:
+    """What conversations that outlive a step need."""
+    rollout, filters = config.rollout, config.algorithm.filter_groups
+    if rollout.mode == "sync":
+        return
+    if rollout.max_staleness == 0:
+        text = f"0 lets no conversation outlive a step, as rollout.mode={rollout.mode} does; set at least 1"
+        yield Problem("rollout.max_staleness", text, ("rollout.mode",))
+    if not filters.carry_over:
+        text = f"false drops groups that rollout.mode={rollout.mode} has completed before their step; set it to true"
+        yield Problem("algorithm.filter_groups.carry_over", text, ("rollout.mode",))
+    if rollout.mode == "async" and rollout.engine == "local":
+        text = "async needs servers beside the trainer (rollout.engine=sglang): the local engine shares its cores"
+        yield Problem("rollout.mode", f"{text}; set partial, or sync", ("rollout.engine",))
+    if rollout.mode == "partial" and 0 < rollout.max_staleness < rollout.over_sampling - 1:
+        text = (
+            f"{rollout.over_sampling:g} begins more groups than rollout.max_staleness={rollout.max_staleness} steps use"
+        )
+        yield Problem(
+            "rollout.over_sampling", f"{text}; set at most {rollout.max_staleness + 1}", ("rollout.max_staleness",)
+        )
+
+
 def _algorithm(config: Config) -> Iterator[Problem]:
     algorithm, n = config.algorithm, config.rollout.n_resp_per_prompt
+    correction = algorithm.rollout_correction
+    if correction.rollout_rs is not None and correction.rollout_rs_threshold is None:
+        yield Problem(
+            "algorithm.rollout_correction.rollout_rs_threshold",
+            f"must be set with rollout_rs={correction.rollout_rs}: ratios above it are masked; 2 is usual, 1.001 for "
+            "geometric",
+            ("algorithm.rollout_correction.rollout_rs",),
+        )
     n_key = "rollout.n_resp_per_prompt"
     if n == 1 and algorithm.advantage_estimator != "reinforce++":
         yield Problem(

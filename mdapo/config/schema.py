@@ -22,6 +22,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0, le=MAX_NUMBER)]
 SignedFloat = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 LearningRate = Annotated[float, Field(ge=0.0, le=1.0)]
 MIN_TEMPERATURE = 0.01  # logits divided by less overflow, or leave one token
+CorrectionLevel = Literal["token", "sequence", "geometric"]
 AggMode = Literal["token-mean", "group-token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -83,6 +84,11 @@ class ValSampling(Section):
 
 class Rollout(Section):
     engine: Literal["local", "sglang"] = "local"
+    mode: Literal["sync", "partial", "async"] = "sync"
+    over_sampling: Annotated[float, Field(ge=1.0, le=1000.0)] = 2.0  # groups under way for each one wanted, in partial
+    max_staleness: NonNegative = (
+        1  # weight versions that a group's oldest token may be behind the step that trains on it
+    )
     urls: list[str] = []
     num_servers: Positive | None = None  # that mdapo starts; default: as many as its devices hold, 1 on a CPU
     tp: Positive = 1  # devices of a server
@@ -128,7 +134,6 @@ class FilterGroups(Section):
     on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
     tolerance: Fraction = 1e-6  # relative: spread at or below it counts as none
     carry_over: bool = True
-    max_staleness: NonNegative = 1  # weight versions a carried group may be behind
 
 
 class Kl(Section):
@@ -139,9 +144,14 @@ class Kl(Section):
 
 
 class RolloutCorrection(Section):
-    """Truncated importance sampling between the engine's and the actor's log-probs."""
+    """What is done about tokens that another policy than the actor's wrote (mdapo/algorithms/corrections.py)."""
 
-    tis_cap: NonNegativeFloat = 0.0  # 0: off
+    rollout_is: CorrectionLevel | None = None  # importance weights, truncated; None: off
+    rollout_is_threshold: Annotated[float, Field(ge=1.0, le=MAX_NUMBER)] = 2.0
+    rollout_rs: CorrectionLevel | None = None  # tokens or sequences masked; None: off
+    rollout_rs_threshold: Annotated[float, Field(ge=1.0, le=MAX_NUMBER)] | None = None
+    # None: 1 / rollout_rs_threshold
+    rollout_rs_threshold_lower: Annotated[float, Field(ge=1.0 / MAX_NUMBER, le=1.0)] | None = None
 
 
 class Algorithm(Section):

@@ -157,7 +157,8 @@ def _uncredited(episodes: Sequence[Episode], group_N: np.ndarray) -> Samples:
     edges = np.append(0, sizes.cumsum())[np.append(0, np.cumsum([1 + len(e.turns) for e in episodes], dtype=np.int64))]
     mask_P = end_to_end([piece.mask for piece in pieces], np.bool_)
     logps_P = end_to_end([piece.logps for piece in pieces], np.float32)
-    versions_P = np.repeat(np.array([piece.version for piece in pieces], np.int32), sizes)
+    runs = np.array([run for piece in pieces for run in piece.runs], np.int64).reshape(-1, 2)
+    versions_P = np.repeat(runs[:, 0].astype(np.int32), runs[:, 1])
     fields = {
         "ids": end_to_end([piece.ids for piece in pieces], np.int32),
         "response_mask": mask_P,

@@ -159,10 +159,18 @@ def _episode_header(episode: Episode) -> dict[str, Any]:
         "messages": _messages_out(episode.messages),
         "end": episode.end,
         "score": None if episode.score is None else {**vars(episode.score), "parts": dict(episode.score.parts)},
-        "turns": [
-            {"role": t.role, "tokens": len(t.ids), "version": t.version, "finish": t.finish} for t in episode.turns
-        ],
+        "turns": [_turn_header(turn) for turn in episode.turns],
     }
+
+
+def _turn_header(turn: Turn) -> dict[str, Any]:
+    header: dict[str, Any] = {
+        "role": turn.role,
+        "tokens": len(turn.ids),
+        "version": turn.version,
+        "finish": turn.finish,
+    }
+    return {**header, "pieces": turn.pieces} if turn.pieces else header
 
 
 def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader]) -> Group:
@@ -190,7 +198,11 @@ def _score(entry: dict[str, Any]) -> Score:
 
 def _turn(entry: dict[str, Any], readers: Sequence[_Reader]) -> Turn:
     ids, mask, logps = (reader.take(entry["tokens"]) for reader in readers)
-    return Turn(role=entry["role"], ids=ids, mask=mask, logps=logps, version=entry["version"], finish=entry["finish"])
+    pieces = tuple((int(version), int(tokens)) for version, tokens in entry.get("pieces", ()))
+    if any(tokens < 0 for _, tokens in pieces) or sum(tokens for _, tokens in pieces) > len(ids):
+        raise ValueError(f"pieces {pieces} of a turn of {len(ids)} tokens")
+    fields: dict[str, Any] = {name: entry[name] for name in ("role", "version", "finish")}
+    return Turn(ids=ids, mask=mask, logps=logps, pieces=pieces, **fields)
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from mdapo import plugins
 from mdapo.config.schema import Plugin
 from mdapo.environments import BUILTIN
 from mdapo.environments.aside import Aside
-from mdapo.environments.base import Environment, EnvironmentFactory, Observation
+from mdapo.environments.base import Environment, EnvironmentFactory, Observation, Resumable
 from mdapo.errors import UserError, shortened
 from mdapo.types import EndReason, Message, Prompt, Role
 
@@ -29,7 +29,7 @@ def load_environment(cfg: Plugin) -> Callable[..., Environment]:
 
     def make(prompt: Prompt, *, seed: int) -> Environment:
         made = _unless_it_ends_all(cfg.name, "the constructor", lambda: factory(prompt, seed=seed, **cfg.args))
-        return _Checked(made, cfg.name)
+        return (_CheckedResumable if isinstance(made, Resumable) else _Checked)(made, cfg.name)
 
     return make
 
@@ -100,6 +100,11 @@ class _Checked:
         kind = "" if found is None else f" ({type(found).__name__})"
         where = " among its messages" if inside else ""
         return UserError(f"environment.name={self._name}: {call} returned {shown}{kind}{where}; expected {wanted}")
+
+
+class _CheckedResumable(_Checked):
+    def resume(self, messages: Sequence[Message]) -> None:
+        _unless_it_ends_all(self._name, "resume()", lambda: self._inner.resume(messages))
 
 
 def _encodes(text: str) -> bool:

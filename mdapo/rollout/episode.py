@@ -9,19 +9,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, Observation
+from mdapo.environments.resuming import catch_up
 from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
+from mdapo.rollout.pause import Pause
 from mdapo.rollout.seeds import mix
-from mdapo.types import EndReason, Episode, Message, Prompt, Turn
+from mdapo.types import UNFINISHED, EndReason, Episode, Message, Prompt, Turn
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Chat(Protocol):
@@ -87,6 +90,8 @@ async def run_episode(
     seed: int,
     calls: Aside,
     failed: Callable[[str], object] = lambda _: None,
+    begun: Episode | None = None,
+    pause: Pause | None = None,
 ) -> Episode:
     """Talk until the environment ends it or a limit is met; the episode is not scored yet.
 
@@ -95,11 +100,15 @@ async def run_episode(
     one that hangs is left to itself. An environment or engine that fails ends the episode with ``error`` (``failed``
     hears why), the deadline with ``aborted``; neither raises. ``UserError`` when the chat template refuses the
     conversation or the environment breaks its contract.
+
+    When ``pause`` is requested (and the engine aborts), the episode is ``unfinished``, with all tokens that the engine
+    wrote. ``begun`` is such a one, to go on with: every limit counts what it has; each token keeps its version.
     """
-    talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed, calls)
+    talk = _Talk(engine, make_env, chat, limits, sampling, session, group, seed, calls, pause or Pause())
+    end: EndReason | Literal["unfinished"]
     try:
         async with asyncio.timeout(limits.timeout_s):
-            end = await talk.run()
+            end = await talk.run(begun)
     except TimeoutError:
         log.warning("%s: no end after %g s (rollout.episode_timeout_s): aborted", session, limits.timeout_s)
         await engine.abort(session)
@@ -110,7 +119,9 @@ async def run_episode(
         end = "error"
     except asyncio.CancelledError:
         await engine.abort(session)
-        raise
+        if not talk.pause.took():
+            raise
+        end = UNFINISHED
     finally:
         await engine.release(session)
     return Episode(
@@ -137,9 +148,11 @@ class _Talk:
         group: str,
         seed: int,
         calls: Aside,
+        pause: Pause,
     ) -> None:
         self.engine, self.make_env, self.chat, self.limits = engine, make_env, chat, limits
         self.sampling, self.session, self.group, self.seed, self.calls = sampling, session, group, seed, calls
+        self.pause = pause
         self.messages: list[Message] = []
         self.prompt_ids: list[int] = []
         self.ids: list[int] = []
@@ -157,70 +170,107 @@ class _Talk:
         context = self.limits.max_context - len(self.prompt_ids)
         return "context_limit" if context < self.limits.max_response_len else "token_limit"
 
-    async def run(self) -> EndReason:
-        def begin() -> tuple[Environment, tuple[Message, ...]]:
-            env = self.make_env()
-            return env, env.opening()
+    @property
+    def cut_turn(self) -> Turn | None:
+        """The policy's turn at hand, where a pause has cut it."""
+        return self.turns[-1] if self.turns and self.turns[-1].finish == "abort" else None
 
-        try:
-            env, opening = await self.calls.call(begin)
-        except UserError:
-            raise
-        except Exception as error:
-            raise EnvironmentFailed(f"the environment's opening failed: {shortened(repr(error))}") from error
-        self.messages = list(opening)
-        self.prompt_ids = self.chat.prompt_ids(self.messages)
-        self.ids = list(self.prompt_ids)
-        for turn in range(self.limits.max_turns):
-            if self.budget <= 0:
-                return self.limit_met
-            completion = await self._speak(turn)
-            if completion.finish == "abort":
-                return "aborted"
-            if completion.finish == "length" and self.budget <= 0:
-                return self.limit_met
+    @property
+    def unheard(self) -> bool:
+        """Whether the last turn is a whole one of the policy's, which waits for its answer."""
+        return bool(self.turns) and self.turns[-1].role == "assistant" and self.cut_turn is None
+
+    @property
+    def answered(self) -> int:
+        """Turns of the policy that the environment has answered."""
+        return sum(t.role == "assistant" for t in self.turns) - (self.unheard or self.cut_turn is not None)
+
+    async def run(self, begun: Episode | None) -> EndReason | Literal["unfinished"]:
+        env = await self._begin() if begun is None or not begun.messages else await self._go_on(begun)
+        for turn in range(self.answered, self.limits.max_turns):
+            if not self.unheard:
+                if self.budget <= 0:
+                    return self.limit_met
+                if self.pause.requested:
+                    return UNFINISHED
+                finish = await self._speak(turn)
+                if finish == "abort":
+                    return UNFINISHED if self.pause.requested else "aborted"
+                if finish == "length" and self.budget <= 0:
+                    return self.limit_met
             observation = await self._listen(env)
             if observation.end is not None:
                 return observation.end
             if turn + 1 == self.limits.max_turns:
                 return "turn_limit"
-            closed = bool(completion.ids) and completion.ids[-1] in self.chat.stop_ids
-            if not self._append(observation, closed=closed):
+            said = self.turns[-1].ids
+            if not self._append(observation, closed=len(said) > 0 and int(said[-1]) in self.chat.stop_ids):
                 return self.limit_met
         return "turn_limit"
 
-    async def _speak(self, turn: int) -> Completion:
-        room = min(self.budget, self.limits.max_turn_len or self.budget)
+    async def _begin(self) -> Environment:
+        def begin() -> tuple[Environment, tuple[Message, ...]]:
+            env = self.make_env()
+            return env, env.opening()
+
+        env, opening = await self._call(begin, "the environment's opening failed")
+        self.messages = list(opening)
+        self.prompt_ids = self.chat.prompt_ids(self.messages)
+        self.ids = list(self.prompt_ids)
+        return env
+
+    async def _go_on(self, begun: Episode) -> Environment:
+        self.messages, self.turns = list(begun.messages), list(begun.turns)
+        self.prompt_ids, self.ids = begun.prompt_ids.tolist(), begun.ids.tolist()
+
+        def again() -> Environment:
+            env = self.make_env()
+            catch_up(env, begun.messages, answered=self.answered, unheard=self.unheard)
+            return env
+
+        return await self._call(again, "the environment could not go on")
+
+    async def _speak(self, turn: int) -> str:
+        """One turn of the policy, or the rest of one that was cut; how it ended."""
+        cut = self.cut_turn
+        already = len(cut.ids) if cut is not None else 0
+        room = min(self.budget, (self.limits.max_turn_len or self.budget + already) - already)
         stop_ids = (*self.chat.stop_ids, *self.chat.ids_with(self.limits.stop))
         params = replace(self.sampling, max_new_tokens=room, stop_ids=stop_ids)
         seed = mix(mix(self.seed) ^ turn)
+        if already:  # its random numbers are not drawn a second time
+            seed = mix(seed ^ mix(already))
         completion = await self.engine.generate(Request(self.ids, params, self.session, self.group, seed))
-        ids = np.array(completion.ids, np.int32)
-        self.turns.append(
-            Turn(
-                role="assistant",
-                ids=ids,
-                mask=np.ones(len(ids), bool),
-                logps=np.array(completion.logps, np.float32),
-                version=completion.version,
-                finish=completion.finish,
-            )
-        )
+        finish = completion.finish
+        if finish == "abort" and self.pause.requested:
+            if not completion.ids:
+                return finish
+            finish = "stop" if completion.ids[-1] in stop_ids else "length" if len(completion.ids) >= room else finish
         self.ids = [*self.ids, *completion.ids]
-        self.messages.append(Message("assistant", self.chat.decode(completion.ids)))
-        return completion
+        written = _written(completion, finish)
+        if cut is None:
+            self.turns.append(written)
+        else:
+            self.turns[-1] = written = _joined(cut, written)
+        if finish != "abort" or not self.pause.requested:
+            self.messages.append(Message("assistant", self.chat.decode(written.ids.tolist())))
+        return finish
 
     async def _listen(self, env: Environment) -> Observation:
+        said = tuple(self.messages)
+        observation = await self._call(lambda: env.observe(said), f"the environment failed in turn {len(self.turns)}")
+        self.messages += observation.messages
+        return observation
+
+    async def _call(self, work: Callable[[], T], what: str) -> T:
+        """The environment at work. ``EnvironmentFailed``: it raised."""
         try:
-            said = tuple(self.messages)
-            observation = await self.calls.call(lambda: env.observe(said))
+            with self.pause.listening():
+                return await self.calls.call(work)
         except UserError:
             raise
         except Exception as error:
-            why = shortened(repr(error))
-            raise EnvironmentFailed(f"the environment failed in turn {len(self.turns)}: {why}") from error
-        self.messages += observation.messages
-        return observation
+            raise EnvironmentFailed(f"{what}: {shortened(repr(error))}") from error
 
     def _append(self, observation: Observation, *, closed: bool) -> bool:
         """Append the observation's tokens, after the close of a turn that has none. False when they do not all fit."""
@@ -242,3 +292,23 @@ class _Talk:
         )
         self.ids = [*self.ids, *close, *said]
         return True
+
+
+def _written(completion: Completion, finish: str) -> Turn:
+    ids = np.array(completion.ids, np.int32)
+    logps = np.array(completion.logps, np.float32)
+    return Turn("assistant", ids, np.ones(len(ids), bool), logps, version=completion.version, finish=finish)
+
+
+def _joined(cut: Turn, rest: Turn) -> Turn:
+    """One turn of a cut one and its rest, each token with the version that wrote it."""
+    pieces = list(cut.pieces)
+    if cut.version != rest.version:
+        pieces.append(cut.runs[-1])
+    return replace(
+        rest,
+        ids=np.concatenate([cut.ids, rest.ids]),
+        mask=np.concatenate([cut.mask, rest.mask]),
+        logps=np.concatenate([cut.logps, rest.logps]),
+        pieces=tuple(pieces),
+    )

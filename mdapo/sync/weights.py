@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,10 @@ if TYPE_CHECKING:
     import torch
 
     from mdapo.megatron.actor import Actor
+    from mdapo.rollout.event_loop import EventLoop
 
 
-def sync_weights(actor: Actor, engine: Engine | None, *, version: int, loop: asyncio.Runner | None) -> None:
+def sync_weights(actor: Actor, engine: Engine | None, *, version: int, loop: EventLoop | None) -> None:
     """Collective over all ranks: each takes part in gathering the shards, rank 0 (which has the engine) sends them on.
 
     The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.

@@ -63,7 +63,9 @@ def describe(step: int, episode: Episode) -> dict[str, Any]:
         "score": None if episode.score is None else _score(episode.score),
         "tokens": {"prompt": len(episode.prompt_ids), "all": len(episode.ids), "model": episode.num_model_tokens},
         "agent_turns": episode.num_agent_turns,
-        "versions": sorted({turn.version for turn in episode.turns if turn.version >= 0}),
+        "versions": sorted(
+            {version for turn in episode.turns for version, tokens in turn.runs if version >= 0 and tokens}
+        ),
         "messages": [{"role": message.role, "content": message.content} for message in episode.messages],
     }
 

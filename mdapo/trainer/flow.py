@@ -9,7 +9,6 @@ Every rank has layout, actor and state. Rank 0 alone has the rollout, its event 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, Us
 from mdapo.megatron import layout as ranks
 from mdapo.megatron.actor import Actor
 from mdapo.megatron.health import weights_are_finite
+from mdapo.rollout.event_loop import EventLoop
 from mdapo.sync.weights import sync_weights
 from mdapo.tracking.metrics import Timers
 from mdapo.trainer import state as state_io
@@ -67,7 +67,7 @@ class Trainer:
         self.layout = ranks.init_distributed(self.config, timeout_s=self.config.run.init_timeout_s)
         self.is_lead = self.layout.rank == 0
         self.patient = ranks.patient_group()
-        self.loop = asyncio.Runner() if self.is_lead else None
+        self.loop = EventLoop(background=self.config.rollout.mode == "async") if self.is_lead else None
         self.journal: Journal | None = None
         self.rollout: Rollout | None = None
         self.work = TOKENS_ONLY
@@ -198,9 +198,12 @@ class Trainer:
         return mini_batches
 
     def sync(self) -> None:
-        """Bring the engine the actor's weights, as ``state.version``."""
-        if self.agree({"engine": self.engine is not None})["engine"]:
-            sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop)
+        """Bring the engine the actor's weights, as ``state.version``. No token is written meanwhile."""
+        if not self.agree({"engine": self.engine is not None})["engine"]:
+            return
+        self.share_errors(lambda: self.lead.pause())
+        sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop)
+        self.share_errors(lambda: self.lead.resume())
 
     def evaluate(self) -> dict[str, float]:
         """``eval/...`` on the validation prompts, on every rank; empty where there are none."""

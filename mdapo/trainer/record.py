@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mdapo.algorithms.losses import FINAL, MAXIMUM, means
+from mdapo.algorithms.losses import COUNTS, FINAL, MAXIMUM, means
 from mdapo.tracking.metrics import summary
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ def actor_metrics(updates: Sequence[UpdateStats]) -> dict[str, float]:
         values = [update.metrics[name] for update in updates]
         totals[name] = max(values) if name.endswith(MAXIMUM) else sum(values)
     found = means(totals)
-    counts = {"tokens", "rollout_tokens"}
-    found |= {name: found[name] / len(updates) for name in (FINAL - counts) & found.keys()}
+    found |= {name: found[name] / len(updates) for name in (FINAL - COUNTS) & found.keys()}
     found["loss"] = sum(update.loss for update in updates) / len(updates)
     found["grad_norm"] = sum(update.grad_norm for update in updates) / len(updates)
     found |= {"lr": updates[-1].lr, "updates": len(updates), "skipped": sum(update.skipped for update in updates)}

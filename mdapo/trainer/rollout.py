@@ -15,7 +15,8 @@ from mdapo.environments.aside import Aside
 from mdapo.environments.calling import load_environment
 from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
-from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
+from mdapo.rollout.ahead import AheadBatch
+from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.tracking.recorder import replay_path
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from mdapo.config.schema import Config
     from mdapo.environments.base import EnvironmentFactory
     from mdapo.rollout.engine import Engine
+    from mdapo.rollout.event_loop import EventLoop
     from mdapo.trainer.journal import Journal
-    from mdapo.types import Episode, Group, Prompt
+    from mdapo.types import Episode, Prompt
 
-CARRIED = "carried.safetensors"
+CARRIED, UNFINISHED = "carried.safetensors", "unfinished.safetensors"
 T = TypeVar("T")
 
 
@@ -40,12 +42,14 @@ class Rollout(Protocol):
     def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
     def trained(self, collected: Collected) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
     def save(self, folder: Path) -> dict[str, Any]: ...
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
-def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal, stop: StopSignal) -> Rollout:
+def build_rollout(config: Config, *, loop: EventLoop, journal: Journal, stop: StopSignal) -> Rollout:
     """``debug.mode: train`` reads recorded groups; all else talks to an engine. ``UserError`` as their parts say;
     ``Interrupted`` when ``stop`` comes while the data is read."""
     if config.debug.mode == "train":
@@ -56,9 +60,9 @@ def build_rollout(config: Config, *, loop: asyncio.Runner, journal: Journal, sto
 class LiveRollout:
     """An engine, a dynamic batch and the validation prompts."""
 
-    def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal, stop: StopSignal) -> None:
+    def __init__(self, config: Config, *, loop: EventLoop, journal: Journal, stop: StopSignal) -> None:
         self.config, self.loop, self.journal, self.calls = config, loop, journal, Aside()
-        self._boundary: tuple[dict[str, Any], tuple[Group, ...]] | None = None  # while a step is under way
+        self._boundary: Held | None = None  # while a step is under way
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
@@ -76,7 +80,7 @@ class LiveRollout:
             max_running=config.rollout.max_running,
             max_context=config.model.max_context,
         )
-        self.batch = DynamicBatch(
+        self.batch = (AheadBatch if config.rollout.mode == "async" else DynamicBatch)(
             self.engine,
             self.chat,
             make,
@@ -97,7 +101,8 @@ class LiveRollout:
         return kept
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
-        self._boundary = self.batch.state(), self.batch.carried
+        if self.config.rollout.mode != "async":  # there, a step takes what there is at any time
+            self._boundary = self.loop.run(self.batch.held())
         return self._run(self.batch.collect(version), stop)
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
@@ -120,22 +125,34 @@ class LiveRollout:
         return found
 
     def trained(self, collected: Collected) -> None:
-        self.batch.trained(collected)
+        self.loop.call(lambda: self.batch.trained(collected))
         self._boundary = None
+
+    def pause(self) -> None:
+        """Before the engine's weights change: no conversation is under way until ``resume``."""
+        self.loop.run(self.batch.pause())
+
+    def resume(self) -> None:
+        self.loop.run(self.batch.resume())
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Between steps, what there is; within one, what there was before it, so that it begins again as it was."""
-        state, carried = self._boundary or (self.batch.state(), self.batch.carried)
-        save_groups_file(folder / CARRIED, carried)
-        return state
+        held = self._boundary or self.loop.run(self.batch.held())
+        save_groups_file(folder / CARRIED, held.carried)
+        if held.unfinished:
+            save_groups_file(folder / UNFINISHED, held.unfinished)
+        return held.state
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
-        self.batch.restore(state, load_groups_file(folder / CARRIED))
+        unfinished = load_groups_file(folder / UNFINISHED) if state.get("unfinished") else []
+        held = Held(dict(state), tuple(load_groups_file(folder / CARRIED)), tuple(unfinished))
+        self.loop.call(lambda: self.batch.restore(held))
 
     def close(self) -> None:
         assert self.engine is not None
         self.rewards.close()
         self.calls.close()
+        self.loop.run(self.batch.close())
         self.loop.run(self.engine.close())
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
@@ -143,11 +160,8 @@ class LiveRollout:
         if stop.requested:
             work.close()
             raise Interrupted(RESUMES)
-        loop = self.loop.get_loop()
-        task = loop.create_task(work)
-        stop.on_stop = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
-            return loop.run_until_complete(task)
+            return self.loop.run(work, cancels=lambda cancel: setattr(stop, "on_stop", cancel))
         except asyncio.CancelledError:
             raise Interrupted(RESUMES) from None
         finally:
@@ -179,6 +193,12 @@ class Replay:
 
     def trained(self, collected: Collected) -> None:
         self.step += 1
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
 
     def save(self, folder: Path) -> dict[str, Any]:
         return {"step": self.step}

@@ -1,4 +1,4 @@
-"""KL estimates: exact values, bounds, unbiasedness; KL in the reward; importance weights."""
+"""KL estimates: exact values, bounds, unbiasedness; KL in the reward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from mdapo.algorithms.corrections import tis_weights
 from mdapo.algorithms.kl import MAX_LOG_RATIO, bound, kl_estimate, kl_to_go
 
 ESTIMATORS = ("k1", "k2", "k3")
@@ -68,12 +67,3 @@ def test_kl_to_go_equals_a_backward_loop_within_each_segment(gamma: float) -> No
             expected[t] += gamma * expected[t + 1]
     found = kl_to_go(torch.from_numpy(kl), torch.from_numpy(segments), gamma=gamma)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_importance_weights_are_truncated_detached_and_one_where_unknown() -> None:
-    old = torch.tensor([-1.0, -1.0, -1.0, -200.0], requires_grad=True)
-    rollout = torch.tensor([-1.0, -3.0, float("nan"), -0.0])
-    weights = tis_weights(old, rollout, cap=2.0)
-    assert not weights.requires_grad
-    torch.testing.assert_close(weights[:3], torch.tensor([1.0, 2.0, 1.0]))
-    assert 0 <= weights[3] < 1e-8

@@ -270,7 +270,7 @@ def test_kl_entropy_and_importance_weights_enter_as_their_formulas_say() -> None
     cfg = config(
         kl=Kl(enable=True, estimator="k3", coef=0.1),
         entropy_coef=0.01,
-        rollout_correction=RolloutCorrection(tis_cap=1.05),
+        rollout_correction=RolloutCorrection(rollout_is="token", rollout_is_threshold=1.05),
     )
     loss, metrics = make_loss_fn(cfg)(LOGPS, ENTROPIES, micro_batch(ref_logps_R=ref))
     tis = np.minimum(np.exp([-0.1, 0.0, -0.3, 0.0]), 1.05)

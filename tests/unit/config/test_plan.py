@@ -267,9 +267,13 @@ def test_ranks_that_meet_in_every_micro_batch_are_levelled_in_lockstep(
     ("changes", "told"),
     [
         ((), True),
-        (("algorithm.rollout_correction.tis_cap=2",), False),
+        (("algorithm.rollout_correction.rollout_is=token",), False),
+        (
+            ("algorithm.rollout_correction.rollout_rs=token", "algorithm.rollout_correction.rollout_rs_threshold=2"),
+            False,
+        ),
         (("algorithm.filter_groups.carry_over=false",), False),
-        (("algorithm.filter_groups.max_staleness=0",), False),
+        (("rollout.max_staleness=0",), False),
     ],
 )
 def test_stale_groups_without_a_correction_are_told(good: Path, changes: tuple[str, ...], told: bool) -> None:

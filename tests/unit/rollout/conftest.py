@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))  # the simulated engine and clock
 
 SIZE: dict[str, Any] = {
     "vocab_size": 300,

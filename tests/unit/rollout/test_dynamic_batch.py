@@ -17,7 +17,7 @@ from mdapo.data.prompts import PromptStream
 from mdapo.data.wire import dump_groups, load_groups
 from mdapo.environments.base import Observation
 from mdapo.errors import NothingLearnableError, UserError
-from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
+from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.types import Episode, Message, Prompt, Score
@@ -173,11 +173,11 @@ def test_one_missing_group_asks_for_one_prompt_and_not_for_a_wave() -> None:
 def test_a_dialogue_of_several_turns_has_one_reward() -> None:
     """Case 7: episodes of two turns each; rewards and filter see one number an episode."""
     batch = make(good)
-    batch.environment = lambda prompt, *, seed, **_: ScriptedEnv(prompt, [Observation((Message("user", "30"),))])
+    batch.talks.environment = lambda prompt, *, seed, **_: ScriptedEnv(prompt, [Observation((Message("user", "30"),))])
     collected = collect(batch)
     episodes = [e for g in collected.groups for e in g.episodes]
     assert [e.num_agent_turns for e in episodes] == [2] * 8
-    assert batch.rewards.scored == 8  # type: ignore[attr-defined]
+    assert batch.talks.rewards.scored == 8  # type: ignore[attr-defined]
     assert len(collected.groups) == 4
 
 
@@ -269,7 +269,7 @@ def test_too_many_failed_rewards_raise_and_lose_nothing() -> None:
     def end_step() -> Counter[str]:
         raise UserError("too many failed")
 
-    batch.rewards.end_step = end_step  # type: ignore[method-assign]
+    batch.talks.rewards.end_step = end_step  # type: ignore[method-assign]
     with pytest.raises(UserError, match="too many failed"):
         collect(batch)
     assert len(batch.carried) == 4
@@ -283,7 +283,7 @@ def test_a_reward_that_always_fails_ends_the_step_after_its_first_full_round() -
         asked.append(at_least)
         raise UserError("too many failed")
 
-    batch.rewards.check_step = check_step  # type: ignore[method-assign]
+    batch.talks.rewards.check_step = check_step  # type: ignore[method-assign]
     with pytest.raises(UserError, match="too many failed"):
         collect(batch)
     assert asked == [4 * 2] and len(batch.lines) == 1  # type: ignore[attr-defined]
@@ -301,14 +301,17 @@ def test_a_cancelled_collection_aborts_the_engine_and_loses_no_prompt() -> None:
     batch = make(good_unless("p1"), engine=engine)
 
     async def interrupted() -> None:
-        async with asyncio.timeout(0.1):
-            await batch.collect(0)
+        collecting = asyncio.create_task(batch.collect(0))
+        while sum("p4" in request.session for request in engine.requests) < 2:
+            await asyncio.sleep(0.001)
+        collecting.cancel()
+        await collecting
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(interrupted())
     assert {session for session in engine.aborted if session} == {"4/p4/0", "4/p4/1"}
     assert [g.prompt.uid for g in batch.carried] == ["p0", "p2", "p3"]
-    batch.engine = ScriptedEngine(lambda _: ([20, STOP], "stop"))
+    batch.talks.engine = ScriptedEngine(lambda _: ([20, STOP], "stop"))
     assert uids(collect(batch)) == ["p0", "p2", "p3", "p4"]
 
 
@@ -326,9 +329,10 @@ def test_a_restored_batch_goes_on_as_if_it_had_never_stopped() -> None:
     want = [step(whole, v) for v in range(6)]
     first = fresh()
     got = [step(first, v) for v in range(3)]
-    state, carried = json.loads(json.dumps(first.state())), dump_groups(first.carried)
+    held = asyncio.run(first.held())
+    state, carried = json.loads(json.dumps(held.state)), dump_groups(held.carried)
     second = fresh()
-    second.restore(state, load_groups(carried))
+    second.restore(Held(state, tuple(load_groups(carried))))
     got += [step(second, v) for v in range(3, 6)]
     assert got == want
 
@@ -352,7 +356,7 @@ def test_groups_meet_one_environment_and_sample_with_seeds_of_their_own() -> Non
         seeds.append(seed)
         return ScriptedEnv(prompt, [])
 
-    batch.environment = environment
+    batch.talks.environment = environment
     collect(batch)
     assert Counter(Counter(seeds).values()) == {3: 4}
     assert len({r.seed for r in engine.requests}) == 12
@@ -370,9 +374,9 @@ def test_a_tiny_random_model_fills_a_batch_and_the_same_seed_fills_it_again(tiny
         engine = LocalEngine(tiny_model, dtype="float32", max_running=6, max_context=200, threads=1)
         keys: Mapping[str, Any] = {"max_turn_len": 6, "max_response_len": 40, **rollout}
         batch = make(good, n=4, engine=engine, rollout=keys)
-        batch.rewards = Parity(good)
+        batch.talks.rewards = Parity(good)
         said = Observation((Message("user", "30 31"),))
-        batch.environment = lambda prompt, *, seed, **_: ScriptedEnv(prompt, [said, said])
+        batch.talks.environment = lambda prompt, *, seed, **_: ScriptedEnv(prompt, [said, said])
         collected = collect(batch)
         return collected, dump_groups(collected.groups)
 

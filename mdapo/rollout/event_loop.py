@@ -1,0 +1,64 @@
+"""The event loop of rank 0: in the caller's thread, or in one of its own, where conversations go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+END_S = 30.0  # that ``close`` waits for the thread
+
+
+class EventLoop:
+    """``background``: in a thread of its own. Its tasks run whatever the caller does; else only inside ``run``."""
+
+    def __init__(self, *, background: bool = False) -> None:
+        self._runner = asyncio.Runner()
+        self._thread: threading.Thread | None = None
+        if background:
+            loop = self._runner.get_loop()
+            self._thread = threading.Thread(target=loop.run_forever, name="event loop", daemon=True)
+            self._thread.start()
+
+    def run(
+        self, work: Coroutine[Any, Any, T], *, cancels: Callable[[Callable[[], object]], object] | None = None
+    ) -> T:
+        """What ``work`` returns or raises. ``cancels`` is given, before it begins, what another thread or a signal
+        handler may call to cancel it; ``asyncio.CancelledError`` then, once it has ended."""
+        loop = self._runner.get_loop()
+        if self._thread is None:
+            task = loop.create_task(work)
+            if cancels is not None:
+                cancels(lambda: loop.call_soon_threadsafe(task.cancel))
+            return loop.run_until_complete(task)
+        begun: list[asyncio.Task[T]] = []
+        outcome: Future[asyncio.Task[T]] = Future()
+
+        def begin() -> None:
+            begun.append(loop.create_task(work))
+            begun[0].add_done_callback(outcome.set_result)
+
+        loop.call_soon_threadsafe(begin)
+        if cancels is not None:
+            cancels(lambda: loop.call_soon_threadsafe(lambda: begun[0].cancel()))
+        return outcome.result().result()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """What ``work()`` returns or raises, called where the tasks run."""
+
+        async def called() -> T:
+            return work()
+
+        return self.run(called())
+
+    def close(self) -> None:
+        """Ends the thread, and with it every task that is left."""
+        if self._thread is not None:
+            loop = self._runner.get_loop()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(END_S)
+            assert not self._thread.is_alive(), f"the event loop did not end within {END_S:g} s"
+        self._runner.close()
