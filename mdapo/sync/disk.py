@@ -29,6 +29,7 @@ class DiskTransport:
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
         self.bytes_sent = 0
         self.newest: Path | None = None
+        self.version = -1  # of the newest
         self._folder, self._timeout_s = folder.resolve(), timeout_s
         self._buffer = PlainBuffer(torch.device("cpu"))
         self._partial: Path | None = None
@@ -61,7 +62,7 @@ class DiskTransport:
             self._partial.rename(final)
         except OSError as error:
             raise cannot_use(str(final), error) from error
-        self._partial, self.newest = None, final
+        self._partial, self.newest, self.version = None, final, version
         self._buffer.drop()
         await fleet.each(self.load)
         for older in self._folder.glob(f"{PREFIX}*"):

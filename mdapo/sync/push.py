@@ -1,4 +1,7 @@
-"""One sync on rank 0: a stream of weights into all servers, held still meanwhile, and checked before they go on."""
+"""One sync on rank 0: a stream of weights into all servers, held still meanwhile, and checked before they go on.
+
+``Pusher.send`` and ``Pusher.again`` are what the SGLang engine calls ``sync`` and ``resync``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mdapo.config.model_facts import ModelFacts
+from mdapo.rollout.engine import EngineError
 from mdapo.sync.buckets import cut
-from mdapo.sync.memory import Occupation
+from mdapo.sync.disk import DiskTransport
+from mdapo.sync.memory import Apart, Occupation
 from mdapo.sync.servers import Fleet, Server, ordered, still
 from mdapo.sync.transport import Transport
 from mdapo.sync.verify import Expected, check
@@ -32,16 +38,50 @@ class Outcome:
 
 
 class Pusher:
-    """Brings weights to servers through one transport; remembers at which version it left each."""
+    """Brings the weights of ``model`` to servers through one transport; remembers at which version it left each.
 
-    def __init__(self, transport: Transport, *, bucket_bytes: int, timeout_s: float, occupation: Occupation) -> None:
+    ``seed`` decides which values are read back. ``last`` is how the newest sync went.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        model: ModelFacts,
+        *,
+        bucket_bytes: int,
+        timeout_s: float,
+        occupation: Occupation | None = None,
+        seed: int = 0,
+    ) -> None:
         self.transport = transport
-        self._bucket_bytes, self._timeout_s, self._occupation = bucket_bytes, timeout_s, occupation
+        self.last: Outcome | None = None
+        self.occupation: Occupation = occupation or Apart()
+        self._shapes, self._architecture, self._seed = model.weight_shapes(), model.architecture, seed
+        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._left_at: dict[str, str] = {}
+        self._expected = Expected.choose(self._shapes, architecture=self._architecture, seed=seed)
 
-    async def push(
-        self, weights: Iterable[tuple[str, Tensor]], servers: Sequence[Server], expected: Expected, *, version: int
-    ) -> Outcome:
+    async def send(
+        self, servers: Sequence[Server], weights: Iterable[tuple[str, Tensor]], version: int
+    ) -> Mapping[str, str]:
+        """``push``; returns why each server that failed did, by URL."""
+        self.last = await self.push(servers, weights, version)
+        return self.last.failed
+
+    async def again(self, server: Server, version: int) -> None:
+        """Bring one server the weights that all have, without the actor. ``EngineError``: they are not kept anywhere
+        (only ``sync.mode: disk`` keeps them), or it does not take them."""
+        transport = self.transport
+        if not isinstance(transport, DiskTransport):
+            raise EngineError(f"{server.url}: a server that was restarted gets weights with the next sync")
+        if transport.newest is None or transport.version != version:
+            raise EngineError(f"{server.url}: the weights of version {version} are not on disk")
+        fleet = Fleet.of([server])
+        await self._hold(server, fleet, version)
+        await transport.load(server)
+        await self._release(server, self._expected, version)
+
+    async def push(self, servers: Sequence[Server], weights: Iterable[tuple[str, Tensor]], version: int) -> Outcome:
         """Give all ``servers`` the weights, under ``version``.
 
         Running requests are ended (``finish == "abort"``) and new ones wait on the server. From the first byte on a
@@ -51,9 +91,12 @@ class Pusher:
         ``StorageError``, ``UserError``: where the disk or the shared memory fails; all servers are stale then.
         """
         fleet, transport, began = Fleet.of(servers), self.transport, time.monotonic()
+        expected = self._expected = Expected.choose(
+            self._shapes, architecture=self._architecture, seed=self._seed + version
+        )
         sent_before = transport.bytes_sent
         await fleet.each(lambda server: self._hold(server, fleet, version))
-        await self._occupation.weights_only(fleet)
+        await self.occupation.weights_only(fleet)
         finished = False
         try:
             await transport.begin(fleet, version)
@@ -69,7 +112,7 @@ class Pusher:
         finally:
             if not finished:
                 await transport.abandon()
-        await self._occupation.all_of_it(fleet)
+        await self.occupation.all_of_it(fleet)
         await fleet.each(lambda server: self._release(server, expected, version))
         return Outcome(
             version=version,
