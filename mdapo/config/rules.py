@@ -187,7 +187,7 @@ def _sync(config: Config) -> Iterator[Problem]:
             ("run.init_timeout_s",),
         )
     if sync.dir is not None and sync.mode != "disk":
-        yield Problem("sync.dir", f"is where sync.mode=disk writes; {sync.mode} needs no folder", ("sync.mode",))
+        yield Problem("sync.dir", "is where sync.mode=disk writes; set that, or leave the folder out", ("sync.mode",))
     elif sync.dir == "":
         yield Problem("sync.dir", "must not be empty")
     remote = [url for url in config.rollout.urls if _URL.fullmatch(url) and not _LOCAL.match(url)]

@@ -181,7 +181,7 @@ class Actor(Section):
 class Sync(Section):
     """New weights from the actor to SGLang's servers."""
 
-    mode: Literal["tensor", "distributed", "disk"] = "tensor"
+    mode: Literal["tensor", "distributed", "disk"] | None = None  # default: tensor, or distributed to other machines
     bucket_mb: Annotated[int, Field(ge=1, le=65536)] = 512  # MiB of weights under way at a time
     timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 300.0  # of one bucket, and of any other call
     dir: str | None = None  # of mode disk; default: the run's folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,9 +45,10 @@ def build_pusher(
     """
     timeout_s = config.sync.timeout_s
     transport: Transport
-    if config.sync.mode == "tensor":
+    mode = chosen_mode(config, urls)
+    if mode == "tensor":
         transport = TensorTransport(timeout_s=timeout_s)
-    elif config.sync.mode == "disk":
+    elif mode == "disk":
         folder = Path(config.sync.dir or Path(config.run.dir, config.run.name, FOLDER))
         transport = DiskTransport(folder, timeout_s=timeout_s)
     else:
@@ -68,11 +70,20 @@ def build_pusher(
     )
 
 
+def chosen_mode(config: Config, urls: Sequence[str]) -> str:
+    """``sync.mode``, or without one ``tensor`` for servers that are all on this machine, else ``distributed``."""
+    return config.sync.mode or ("tensor" if _is_loopback(own_address(urls)) else "distributed")
+
+
 def own_address(urls: Sequence[str]) -> str:
     """The address of this machine's that the servers reach: the loopback's where all of them are here."""
     found = [_towards(url) for url in urls]
-    beyond = [address for address in found if not address.startswith("127.") and address != "::1"]
+    beyond = [address for address in found if not _is_loopback(address)]
     return (beyond or found)[0]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 def _towards(url: str) -> str:
