@@ -55,6 +55,7 @@ VERL = {
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "actor.lr_warmup_steps",
     "actor_rollout_ref.actor.optim.lr_decay_style": "actor.lr_decay",
     "actor_rollout_ref.actor.optim.min_lr": "actor.min_lr",
+    "actor_rollout_ref.rollout.update_weights_bucket_megabytes": "sync.bucket_mb",
     "actor_rollout_ref.actor.optim.weight_decay": "actor.weight_decay",
     "actor_rollout_ref.actor.optim.betas": "actor.betas",
     "actor_rollout_ref.actor.optim.clip_grad": "actor.clip_grad",

@@ -13,11 +13,12 @@ from mdapo.config.schema import MIN_TEMPERATURE, Config
 MOST_GROUPS = 10_000  # that a suggestion looks through: no optimizer step has more
 LONGEST_NAME = 240  # bytes; file systems take 255, and folders that are moved aside get a number
 _URL = re.compile(r"https?://[^\s/]+/?")
+_LOCAL = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)")
 
 
 def check_rules(config: Config) -> list[Problem]:
     """Everything that contradicts itself."""
-    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _parallel, placement_rules, _debug)
+    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -206,6 +207,29 @@ def _actor(config: Config) -> Iterator[Problem]:
             "actor.lr_warmup_steps",
             f"{actor.lr_warmup_steps} leaves no step to decay: run.total_steps={config.run.total_steps}",
             ("run.total_steps", "actor.lr_decay"),
+        )
+
+
+def _sync(config: Config) -> Iterator[Problem]:
+    sync = config.sync
+    if sync.timeout_s > config.run.init_timeout_s:
+        yield Problem(
+            "sync.timeout_s",
+            f"{sync.timeout_s:g} is more than run.init_timeout_s={config.run.init_timeout_s:g}: the other ranks would "
+            "give up on rank 0 first; set at most that",
+            ("run.init_timeout_s",),
+        )
+    if sync.dir is not None and sync.mode != "disk":
+        yield Problem("sync.dir", "is where sync.mode=disk writes; set that, or leave the folder out", ("sync.mode",))
+    elif sync.dir == "":
+        yield Problem("sync.dir", "must not be empty")
+    remote = [url for url in config.rollout.urls if _URL.fullmatch(url) and not _LOCAL.match(url)]
+    if sync.mode == "tensor" and remote:
+        yield Problem(
+            "sync.mode",
+            f"tensor passes weights in this machine's memory, {remote[0]} is on another; set sync.mode=distributed, or "
+            "disk and sync.dir on a file system that both see",
+            ("rollout.urls",),
         )
 
 

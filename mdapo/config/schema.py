@@ -192,6 +192,16 @@ class Actor(Section):
     recompute: Literal["none", "selective", "full"] = "none"
 
 
+class Sync(Section):
+    """New weights from the actor to SGLang's servers."""
+
+    mode: Literal["tensor", "distributed", "disk"] | None = None  # default: tensor, or distributed to other machines
+    bucket_mb: Annotated[int, Field(ge=1, le=65536)] = 512  # MiB of weights under way at a time
+    timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 300.0  # of one bucket, and of any other call
+    dir: str | None = None  # of mode disk; default: the run's folder
+    check: bool = False  # after each sync, compare the servers' log-probs with the actor's
+
+
 class Parallel(Section):
     tensor: Positive = 1
     pipeline: Positive = 1
@@ -243,6 +253,7 @@ class Config(Section):
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
     actor: Actor = Actor()
+    sync: Sync = Sync()
     parallel: Parallel = Parallel()
     placement: Placement = Placement()
     megatron: Megatron = Megatron()

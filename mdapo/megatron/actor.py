@@ -164,8 +164,9 @@ class Actor:
 
     @torch.no_grad()
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face name, full tensor) on rank 0, one parameter at a time; the tensors are the caller's.
+        """Yield (Hugging Face name, full tensor) on rank 0, one parameter at a time.
 
+        A tensor may be a part of the model itself: it is not to be written to, and is what it is until the next update.
         Collective: all ranks iterate to the end; those other than rank 0 yield nothing.
         """
         for slot, gathered in self.gathered(lambda parameter: parameter.detach()):
@@ -183,8 +184,10 @@ class Actor:
             shards: list[Tensor] = []
             if layout.pp_rank == stage:
                 mine = of(parameters[slot.name, slot.layer]).contiguous()
-                shards = [torch.empty_like(mine) for _ in range(layout.tp)]
-                dist.all_gather(shards, mine, group=group)
+                shards = [mine]
+                if layout.tp > 1:
+                    shards = [torch.empty_like(mine) for _ in range(layout.tp)]
+                    dist.all_gather(shards, mine, group=group)
                 if layout.tp_rank == 0 and stage != 0:
                     for full in hf_mapping.from_shards(slot, shards, self.hf):
                         dist.send(full.contiguous(), 0)

@@ -89,16 +89,21 @@ def to_shard(slot: Slot, parts: Sequence[Tensor], hf: ModelFacts, *, tp: int, tp
 
 
 def from_shards(slot: Slot, shards: Sequence[Tensor], hf: ModelFacts) -> tuple[Tensor, ...]:
-    """The slot's full Hugging Face tensors, from the shards of all tensor-parallel ranks."""
+    """The slot's full Hugging Face tensors, from all tensor-parallel ranks' shards; of one rank's, mostly views."""
     if slot.kind == "replicated":
         return (shards[0],)
     if slot.kind == "columns":
-        return (torch.cat(list(shards), dim=1),)
+        return (_joined(shards, dim=1),)
     if slot.kind == "gate_up":
         gates, ups = zip(*(x.chunk(2, 0) for x in shards), strict=True)
-        return torch.cat(gates), torch.cat(ups)
-    whole = torch.cat(list(shards))
+        return _joined(gates), _joined(ups)
+    whole = _joined(shards)
     return _split_qkv(whole, hf) if slot.kind == "qkv" else (whole[: hf.vocab],)
+
+
+def _joined(shards: Sequence[Tensor], *, dim: int = 0) -> Tensor:
+    """End to end; a single one as it is."""
+    return shards[0] if len(shards) == 1 else torch.cat(list(shards), dim=dim)
 
 
 def stage_of(slot: Slot, hf: ModelFacts, *, pp: int, vpp: int) -> tuple[int, int]:

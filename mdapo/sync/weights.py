@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from typing import TYPE_CHECKING
 
-from mdapo.rollout.engine import Engine
+from mdapo.megatron.layout import broadcast_bytes
+from mdapo.rollout.engine import Engine, EngineError
 
 if TYPE_CHECKING:
-    import torch
-
     from mdapo.megatron.actor import Actor
     from mdapo.rollout.event_loop import EventLoop
+    from mdapo.sync.push import Pusher
+
+TRIES = 2
 
 
-def sync_weights(actor: Actor, engine: Engine | None, *, version: int, loop: EventLoop | None) -> None:
+def sync_weights(
+    actor: Actor, engine: Engine | None, *, version: int, loop: EventLoop | None, pusher: Pusher | None = None
+) -> None:
     """Collective over all ranks: each takes part in gathering the shards, rank 0 (which has the engine) sends them on.
 
     The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.
+    With a ``pusher`` (rank 0, servers) a server that lost its weights through another one's failure is given them once
+    more. ``EngineError`` on every rank: the engine has no weights to answer with.
     """
-    weights: Iterator[tuple[str, torch.Tensor]] = actor.export()
-    if engine is None:
+    for attempt in range(TRIES):
+        verdict = _once(actor, engine, version, loop)
+        again = pusher is not None and pusher.last is not None and bool(pusher.last.again) and attempt + 1 < TRIES
+        said = json.loads(broadcast_bytes(json.dumps([verdict, again]).encode() if engine is not None else None))
+        if not said[1]:
+            break
+    if said[0]:
+        raise EngineError(said[0])
+
+
+def _once(actor: Actor, engine: Engine | None, version: int, loop: asyncio.Runner | None) -> str:
+    """One pass over the weights; why it failed. Whatever happens on rank 0, the gathering goes on to its end."""
+    weights = actor.export()
+    try:
+        if engine is not None:
+            assert loop is not None
+            loop.run(engine.update_weights(weights, version))
+    except EngineError as error:
+        return str(error)
+    finally:
         for _ in weights:
             pass
-        return
-    assert loop is not None
-    loop.run(engine.update_weights(weights, version))
+    return ""
