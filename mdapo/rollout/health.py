@@ -113,7 +113,7 @@ class Health:
     def missed(self, why: str) -> None:
         """It has not, or not wholly, taken an update, or answered with another version."""
         self.version = None
-        if self.state in (State.HEALTHY, State.SUSPECT):
+        if self.state in ANSWERING:
             self._become(State.STALE, why)
 
     def synced(self, version: int) -> None:

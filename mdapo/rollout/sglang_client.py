@@ -43,8 +43,8 @@ _URL = re.compile(r"https?://[^/@?#\s]+")
 
 
 def open_session() -> aiohttp.ClientSession:
-    """One pool of connections for all servers, to be opened and closed in the running event loop. What is open is bounded
-    by the clients, and so is time."""
+    """One pool of connections for all servers, to be opened and closed in the running event loop. The clients bound
+    what is open, and time."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None),

@@ -2,8 +2,8 @@
 
 A group keeps to the server that rendezvous hashing gives it (Thaler, Ravishankar 1998: when a server goes, only its own
 groups move), unless that one has more than ``BOUND`` times its share of the groups already (bounded loads: Mirrokni et
-al. 2018, arXiv:1608.01350); then to the next in its own order. All its dialogues follow, except while the server is full
-and another half empty. Nothing is drawn at random and no clock is read: equal histories route equally.
+al. 2018, arXiv:1608.01350); then to the next in its own order. All its dialogues follow, except while the server is
+full and another half empty. Nothing is drawn at random and no clock is read: equal histories route equally.
 """
 
 from __future__ import annotations

@@ -199,6 +199,7 @@ class HostileServer:
         self.aborted: list[str] = []
         self.folders: list[str] = []
         self.ill = False
+        self.deaf = False  # to aborts
         self.refuse_weights = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -262,6 +263,9 @@ class HostileServer:
             return await self._generate(body, writer)
         if path == "/health" and self.ill:
             writer.write(http(b"", status=503))
+            return True
+        if path == "/abort_request" and self.deaf:
+            writer.write(http(b"", status=404))
             return True
         if path == "/abort_request":
             for rid in [r for r in self.running if body.get("abort_all") or r.startswith(body["rid"])]:
