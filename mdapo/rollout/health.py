@@ -30,8 +30,9 @@ ANSWERING = frozenset({State.HEALTHY, State.SUSPECT, State.STALE})
 
 @dataclass(frozen=True)
 class HealthLimits:
-    """``failures`` in a row make a server dead; it is started again at most ``restarts`` times within ``window_s``,
-    after a wait of ``restart_wait_s`` that doubles each time up to ``restart_wait_max_s``. Seconds."""
+    """``failures`` in a row, of its work or of questions after its health, make a server dead; it is started again at
+    most ``restarts`` times within ``window_s``, after a wait of ``restart_wait_s`` that doubles each time up to
+    ``restart_wait_max_s``. Seconds."""
 
     failures: int = 3
     restarts: int = 3
@@ -57,7 +58,8 @@ class Health:
         self.cause = "it has no weights of this run yet"
         self.version: int | None = None  # of the weights it has for certain
         self.restarts = 0  # of all time
-        self._failures = 0  # in a row
+        self._failures = 0  # of its work, in a row
+        self._silences = 0  # unanswered questions after its health, in a row
         self._counted = float("-inf")  # when the last failure was
         self._died = 0.0
         self._begun: deque[float] = deque()  # restarts within the window
@@ -83,24 +85,39 @@ class Health:
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
-    def answered(self) -> None:
-        """It gave a good answer. A dead server that answers may be another process: it is stale."""
+    def worked(self) -> None:
+        """It did what it is for."""
         if self.state in ANSWERING:
             self._failures = 0
+        self.answered()
+
+    def answered(self) -> None:
+        """It says that it is well. That alone does not wipe out failures of its work, or one that does nothing else
+        would never be dead. A dead server that answers may be another process: it is stale."""
+        if self.state in ANSWERING:
+            self._silences = 0
         if self.state is State.SUSPECT:
             self._become(State.HEALTHY, "it answers again")
         elif self.state is State.DEAD:
-            self._failures = 0
+            self._failures = self._silences = 0
             self._become(State.STALE, "it answers again, with weights that nobody vouches for")
 
     def failed(self, why: str, *, began: float) -> None:
-        """A request that began at ``began`` came to nothing. What began before the last failure counted tells nothing
-        new: sixty requests lost in one moment are one failure."""
-        if self.state not in ANSWERING or began < self._counted:
-            return
+        """Work that began at ``began`` came to nothing. What began before the last failure counted tells nothing new:
+        sixty requests lost in one moment are one failure."""
+        if self.state in ANSWERING and began >= self._counted:
+            self._failures += 1
+            self._suspect(why, self._failures)
+
+    def silent(self, why: str, *, began: float) -> None:
+        """It did not say that it is well when asked at ``began``."""
+        if self.state in ANSWERING and began >= self._counted:
+            self._silences += 1
+            self._suspect(why, self._silences)
+
+    def _suspect(self, why: str, times: int) -> None:
         self._counted = self.clock()
-        self._failures += 1
-        if self._failures >= self.limits.failures:
+        if times >= self.limits.failures:
             self._die(why)
         elif self.state is State.HEALTHY:
             self._become(State.SUSPECT, why)
@@ -119,7 +136,7 @@ class Health:
     def synced(self, version: int) -> None:
         """It has taken all weights of ``version``."""
         if self.state in ANSWERING:
-            self.version, self._failures = version, 0
+            self.version = version
             if self.state is not State.HEALTHY:
                 self._become(State.HEALTHY, f"it has the weights of version {version}")
 
@@ -136,7 +153,7 @@ class Health:
     def started(self) -> None:
         """The restart came to an answering server; it has the weights of its folder."""
         if self.state is State.RESTARTING:
-            self._failures, self._counted = 0, self.clock()
+            self._failures, self._silences, self._counted = 0, 0, self.clock()
             self._become(State.STALE, "it has just started")
 
     def start_failed(self, why: str) -> None:

@@ -275,7 +275,7 @@ class SGLangEngine:
             if isinstance(error, Unavailable):
                 self._sweep(flight)
         else:
-            health.answered()
+            health.worked()
             if completion.finish != "abort" or call.aborted.is_set():
                 return completion
             call.cause = f"{server.url}: aborted, and not by us"

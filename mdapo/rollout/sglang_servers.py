@@ -182,7 +182,7 @@ class Fleet:
         except NothingListens as error:
             health.died(str(error))
         except EngineError as error:
-            health.failed(str(error), began=began)
+            health.silent(str(error), began=began)
         else:
             health.answered()
             await self._bring(server)

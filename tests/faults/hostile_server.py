@@ -85,7 +85,8 @@ async def reset(writer: asyncio.StreamWriter, before: bytes) -> None:
     if before:
         writer.write(before)
         await writer.drain()
-    writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):  # closed already
+        writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
-from mdapo.rollout.sglang_servers import Address
+from mdapo.rollout.sglang_servers import Address, Timing
 
 from .engines import QUICK, WEIGHTS, engine_over, is_right, request
 from .hostile_server import ABORTED, REFUSED, RETRIED, HostileServer
@@ -39,7 +40,7 @@ def test_what_one_server_does_wrong_another_makes_good(misdeed: str) -> None:
 
     async def work() -> None:
         async with HostileServer(lambda _: misdeed) as bad, HostileServer() as good:
-            timing = replace_(attempt_s=0.3) if misdeed in SLOW else QUICK
+            timing = quick(attempt_s=3.0) if misdeed in SLOW else QUICK
             async with engine_over([bad.url, good.url], timing=timing) as engine:
                 asked = [request(i) for i in range(24)]
                 found = await asyncio.gather(*map(engine.generate, asked))
@@ -49,9 +50,7 @@ def test_what_one_server_does_wrong_another_makes_good(misdeed: str) -> None:
     run(work())
 
 
-def replace_(**changes: Any) -> Any:
-    from dataclasses import replace
-
+def quick(**changes: float) -> Timing:
     return replace(QUICK, **changes)
 
 
@@ -59,7 +58,7 @@ def replace_(**changes: Any) -> Any:
 def test_where_all_is_wrong_a_turn_fails_within_its_attempts(misdeed: str) -> None:
     async def work() -> None:
         async with HostileServer(lambda _: misdeed) as bad:
-            timing = replace_(attempt_s=0.2) if misdeed in SLOW else QUICK
+            timing = quick(attempt_s=0.2) if misdeed in SLOW else QUICK
             async with engine_over([bad.url], timing=timing) as engine:
                 with pytest.raises(EngineError):
                     await engine.generate(request())
@@ -71,13 +70,16 @@ def test_where_all_is_wrong_a_turn_fails_within_its_attempts(misdeed: str) -> No
 @pytest.mark.parametrize("misdeed", REFUSED)
 def test_a_refused_turn_is_not_asked_again_anywhere(misdeed: str) -> None:
     async def work() -> None:
-        async with HostileServer(lambda _: misdeed) as one, HostileServer(lambda _: misdeed) as two:
-            async with engine_over([one.url, two.url]) as engine:
-                with pytest.raises(EngineError):
-                    await engine.generate(request())
-                assert one.requests["/generate"] + two.requests["/generate"] == 1
-                assert engine.metrics()["engine/retries"] == 0
-                assert {s.health.state for s in engine.fleet.servers} == {State.HEALTHY}  # the request was at fault
+        async with (
+            HostileServer(lambda _: misdeed) as one,
+            HostileServer(lambda _: misdeed) as two,
+            engine_over([one.url, two.url]) as engine,
+        ):
+            with pytest.raises(EngineError):
+                await engine.generate(request())
+            assert one.requests["/generate"] + two.requests["/generate"] == 1
+            assert engine.metrics()["engine/retries"] == 0
+            assert {s.health.state for s in engine.fleet.servers} == {State.HEALTHY}  # the request was at fault
 
     run(work())
 
@@ -93,7 +95,7 @@ def test_a_share_of_hostile_replies_costs_time_only(share: float) -> None:
 
     async def work() -> None:
         async with HostileServer(script) as one, HostileServer(script) as two:
-            timing = replace_(attempts=12)
+            timing = quick(attempts=12)
             async with engine_over([one.url, two.url], timing=timing) as engine:
                 asked = [request(i) for i in range(400)]
                 found = []
@@ -110,49 +112,57 @@ def test_a_killed_server_costs_its_turns_a_retry() -> None:
     """In mid-generation, with turns open at both: all come out right, from the other one."""
 
     async def work() -> None:
-        async with HostileServer(token_s=0.05) as one, HostileServer(token_s=0.05) as two:
-            async with engine_over([one.url, two.url]) as engine:
-                asked = [request(i) for i in range(40)]
-                turns = [asyncio.ensure_future(engine.generate(r)) for r in asked]
-                while not (len(one.running) > 5 and len(two.running) > 5):
-                    await asyncio.sleep(0.005)
-                await one.kill()
-                found = await asyncio.gather(*turns)
-                assert all(map(is_right, asked, found))
-                assert engine.metrics()["engine/retries"] >= 5
-                assert [s.health.state for s in engine.fleet.servers] == [State.DEAD, State.HEALTHY]
+        async with (
+            HostileServer(token_s=0.05) as one,
+            HostileServer(token_s=0.05) as two,
+            engine_over([one.url, two.url]) as engine,
+        ):
+            asked = [request(i) for i in range(40)]
+            turns = [asyncio.ensure_future(engine.generate(r)) for r in asked]
+            while not (len(one.running) > 5 and len(two.running) > 5):
+                await asyncio.sleep(0.005)
+            await one.kill()
+            found = await asyncio.gather(*turns)
+            assert all(map(is_right, asked, found))
+            assert engine.metrics()["engine/retries"] >= 5
+            assert [s.health.state for s in engine.fleet.servers] == [State.DEAD, State.HEALTHY]
 
     run(work())
 
 
 def test_all_servers_killed_is_a_clear_error_soon_and_at_once_from_then_on() -> None:
     async def work() -> None:
-        async with HostileServer(token_s=0.2) as one, HostileServer(token_s=0.2) as two:
-            async with engine_over([one.url, two.url]) as engine:
-                turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(8)]
-                while len(one.running) + len(two.running) < 8:
-                    await asyncio.sleep(0.005)
-                await one.kill()
-                await two.kill()
-                for outcome in await asyncio.gather(*turns, return_exceptions=True):
-                    assert isinstance(outcome, EngineError)
-                    assert f"{one.url} is dead" in str(outcome)
-                    assert f"{two.url} is dead" in str(outcome)
-                started = time.monotonic()
-                with pytest.raises(EngineError, match="no server can answer"):
-                    await engine.generate(request())
-                assert time.monotonic() - started < QUICK.down_s / 2  # it was waited for once
+        async with (
+            HostileServer(token_s=0.2) as one,
+            HostileServer(token_s=0.2) as two,
+            engine_over([one.url, two.url]) as engine,
+        ):
+            turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(8)]
+            while len(one.running) + len(two.running) < 8:
+                await asyncio.sleep(0.005)
+            await one.kill()
+            await two.kill()
+            for outcome in await asyncio.gather(*turns, return_exceptions=True):
+                assert isinstance(outcome, EngineError)
+                assert f"{one.url} is dead" in str(outcome)
+                assert f"{two.url} is dead" in str(outcome)
+            started = time.monotonic()
+            with pytest.raises(EngineError, match="no server can answer"):
+                await engine.generate(request())
+            assert time.monotonic() - started < QUICK.down_s / 2  # it was waited for once
 
     run(work())
 
 
 def test_without_a_way_to_catch_up_nobody_waits_for_a_restart() -> None:
     async def work() -> None:
-        async with HostileServer() as one:
-            async with engine_over([one.url], resync=False, timing=replace_(down_s=1000.0)) as engine:
-                await one.kill()
-                with pytest.raises(EngineError, match="no server can answer"):
-                    await engine.generate(request())
+        async with (
+            HostileServer() as one,
+            engine_over([one.url], resync=False, timing=quick(down_s=1000.0)) as engine,
+        ):
+            await one.kill()
+            with pytest.raises(EngineError, match="no server can answer"):
+                await engine.generate(request())
 
     run(work())
 
@@ -206,18 +216,21 @@ def test_a_server_that_cannot_be_restarted_is_retired_after_its_budget() -> None
 
 def test_a_server_that_refused_the_weights_serves_nothing() -> None:
     async def work() -> None:
-        async with HostileServer() as one, HostileServer() as two:
-            async with engine_over([one.url, two.url], resync=False) as engine:
-                one.refuse_weights = True
-                await engine.update_weights(WEIGHTS, 1)
-                asked = [request(i) for i in range(16)]
-                found = await asyncio.gather(*map(engine.generate, asked))
-                assert all(is_right(a, f, version=1) for a, f in zip(asked, found, strict=True))
-                assert one.requests["/generate"] == 0
-                one.refuse_weights = False
-                await engine.update_weights(WEIGHTS, 2)
-                await asyncio.gather(*(engine.generate(request(i)) for i in range(16)))
-                assert one.requests["/generate"] > 0
+        async with (
+            HostileServer() as one,
+            HostileServer() as two,
+            engine_over([one.url, two.url], resync=False) as engine,
+        ):
+            one.refuse_weights = True
+            await engine.update_weights(WEIGHTS, 1)
+            asked = [request(i) for i in range(16)]
+            found = await asyncio.gather(*map(engine.generate, asked))
+            assert all(is_right(a, f, version=1) for a, f in zip(asked, found, strict=True))
+            assert one.requests["/generate"] == 0
+            one.refuse_weights = False
+            await engine.update_weights(WEIGHTS, 2)
+            await asyncio.gather(*(engine.generate(request(i)) for i in range(100, 116)))
+            assert one.requests["/generate"] > 0
 
     run(work())
 
@@ -272,7 +285,7 @@ def test_a_stopped_process_is_left_and_taken_back() -> None:
 
     async def work() -> None:
         async with HostileServer(token_s=0.02) as good:
-            timing = replace_(attempt_s=60.0, turn_s=60.0, probe_s=0.3)
+            timing = quick(attempt_s=60.0, turn_s=60.0, probe_s=1.0)
             async with engine_over([url, good.url], timing=timing) as engine:
                 frozen = engine.fleet.servers[0]
                 asked = [request(i) for i in range(40)]
@@ -304,22 +317,25 @@ def test_an_abort_reaches_the_servers_and_nothing_of_ours_runs_after_it() -> Non
     """Case 25."""
 
     async def work() -> None:
-        async with HostileServer(token_s=5.0) as one, HostileServer(token_s=5.0) as two:
-            async with engine_over([one.url, two.url]) as engine:
-                turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(20)]
-                while len(one.running) + len(two.running) < 20:
-                    await asyncio.sleep(0.005)
-                session = request(0).session
-                await engine.abort(session)
-                assert (await turns[0]).finish == "abort"
-                assert len(one.running) + len(two.running) == 19
-                await engine.abort()
-                assert not one.running
-                assert not two.running
-                found = await asyncio.gather(*turns)
-                assert {f.finish for f in found} == {"abort"}
-                assert len(one.aborted) + len(two.aborted) == 20
-                assert engine.metrics()["engine/in_flight"] == 0
+        async with (
+            HostileServer(token_s=5.0) as one,
+            HostileServer(token_s=5.0) as two,
+            engine_over([one.url, two.url]) as engine,
+        ):
+            turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(20)]
+            while len(one.running) + len(two.running) < 20:
+                await asyncio.sleep(0.005)
+            session = request(0).session
+            await engine.abort(session)
+            assert (await turns[0]).finish == "abort"
+            assert len(one.running) + len(two.running) == 19
+            await engine.abort()
+            assert not one.running
+            assert not two.running
+            found = await asyncio.gather(*turns)
+            assert {f.finish for f in found} == {"abort"}
+            assert len(one.aborted) + len(two.aborted) == 20
+            assert engine.metrics()["engine/in_flight"] == 0
 
     run(work())
 
@@ -341,20 +357,22 @@ def test_a_turn_whose_caller_has_gone_is_ended_at_its_server() -> None:
 
 def test_a_turn_that_waits_for_a_server_is_aborted_at_once() -> None:
     async def work() -> Completion:
-        async with HostileServer() as one:
-            async with engine_over([one.url], timing=replace_(down_s=100.0, turn_s=100.0)) as engine:
-                await one.kill()
-                turn = asyncio.ensure_future(engine.generate(request()))
-                while engine.fleet.servers[0].health.state is not State.DEAD:
-                    await asyncio.sleep(0.01)
-                await engine.abort(request().session)
-                return await turn
+        async with (
+            HostileServer() as one,
+            engine_over([one.url], timing=quick(down_s=100.0, turn_s=100.0)) as engine,
+        ):
+            await one.kill()
+            turn = asyncio.ensure_future(engine.generate(request()))
+            while engine.fleet.servers[0].health.state is not State.DEAD:
+                await asyncio.sleep(0.01)
+            await engine.abort(request().session)
+            return await turn
 
     assert run(work()) == Completion((), (), "abort", 0)
 
 
 def test_a_server_deaf_to_aborts_is_cut_off() -> None:
-    """A router without an abort route, say: the connection is closed, which SGLang notices; it is counted and logged."""
+    """A router without an abort route, say. The connection is closed, which SGLang notices; it is counted and told."""
 
     async def work() -> None:
         async with HostileServer(token_s=30.0) as one, engine_over([one.url]) as engine:
@@ -403,9 +421,11 @@ def test_turns_and_groups_keep_to_their_server() -> None:
 
 def test_no_task_and_no_connection_is_left_behind() -> None:
     async def work() -> None:
-        async with HostileServer() as one:
-            async with engine_over([one.url]) as engine:
-                await asyncio.gather(*(engine.generate(request(i)) for i in range(8)))
+        async with (
+            HostileServer() as one,
+            engine_over([one.url]) as engine,
+        ):
+            await asyncio.gather(*(engine.generate(request(i)) for i in range(8)))
             await asyncio.sleep(0)
             own = asyncio.current_task()
             left = [

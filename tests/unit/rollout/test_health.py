@@ -48,12 +48,32 @@ def test_one_failure_makes_a_suspect_which_an_answer_clears_and_three_in_a_row_k
     health.synced(1)
     fail(health, clock, 2)
     assert (health.state, health.serves(1)) == (State.SUSPECT, True)
-    health.answered()
+    health.worked()
     assert health.state is State.HEALTHY
     fail(health, clock, 2)
     assert health.state is State.SUSPECT  # the two before the answer are forgotten
     fail(health, clock)
     assert (health.state, health.serves(1), health.cause) == (State.DEAD, False, "it broke")
+
+
+def test_saying_that_it_is_well_does_not_keep_a_server_that_does_nothing_alive() -> None:
+    health, clock = machine()
+    health.synced(1)
+    for state in (State.SUSPECT, State.SUSPECT, State.DEAD):
+        fail(health, clock)
+        assert health.state is state
+        if state is State.SUSPECT:
+            health.answered()
+            assert health.state is State.HEALTHY  # else it would get no work to show that it can
+
+
+def test_silence_when_asked_kills_as_failed_work_does() -> None:
+    health, clock = machine()
+    health.synced(1)
+    for state in (State.SUSPECT, State.SUSPECT, State.DEAD):
+        clock.now += 1.0
+        health.silent("no answer", began=clock.now)
+        assert health.state is state
 
 
 def test_requests_lost_in_one_moment_are_one_failure() -> None:
@@ -135,7 +155,9 @@ def test_a_server_of_others_comes_back_by_answering_and_is_stale() -> None:
 
 EVENTS: dict[str, Callable[[Health, Clock, int], Any]] = {
     "answered": lambda h, c, n: h.answered(),
+    "worked": lambda h, c, n: h.worked(),
     "failed": lambda h, c, n: h.failed("f", began=c.now),
+    "silent": lambda h, c, n: h.silent("f", began=c.now),
     "failed_late": lambda h, c, n: h.failed("f", began=c.now - n),
     "died": lambda h, c, n: h.died("d"),
     "missed": lambda h, c, n: h.missed("m"),
