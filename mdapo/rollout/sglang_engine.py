@@ -47,7 +47,9 @@ class SGLangEngine:
 
     ``session`` (``open_session()``) is closed with the engine. ``sync`` brings weights; with ``resync`` a server that
     was started again serves in the middle of a step, else after the next update. Without ``restart`` a dead server
-    comes back only by answering. ``max_running`` turns are open at one server at a time.
+    comes back only by answering. ``max_running`` turns are open at one server at a time. With ``router`` (SGLang's own)
+    turns go there and weights and aborts to the servers behind it, at ``addresses``: one place to ask, without routes
+    of ours.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class SGLangEngine:
         sync: Sync,
         resync: Resync | None = None,
         restart: Restart | None = None,
+        router: Address | None = None,
         max_running: int = 64,
         timing: Timing | None = None,
         limits: HealthLimits | None = None,
@@ -71,6 +74,7 @@ class SGLangEngine:
         self.fleet = Fleet(
             addresses,
             lambda a: Client(a.url, a.key, session=session, vocab_size=vocab_size, max_in_flight=max_running),
+            router=router,
             timing=self.timing,
             limits=limits or HealthLimits(),
             restart=restart,
@@ -140,7 +144,8 @@ class SGLangEngine:
         await asyncio.gather(*(self._end(flight) for flight in self._flights(session)))
         if session is None:
             await asyncio.gather(*self._sweeps)
-            await asyncio.gather(*(self._flush(server) for server in self.fleet.serving))
+            serving = self.fleet.serving
+            await asyncio.gather(*(self._flush(server, client) for server in serving for client in server.control))
 
     async def release(self, session: str) -> None:
         self.routes.release(session)
@@ -158,21 +163,21 @@ class SGLangEngine:
         and the log-probs that we train on. ``UserError`` with all that is wrong."""
         problems: list[str] = []
         self.infos = []
-        for server in self.fleet.servers:
+        for client in (client for server in self.fleet.servers for client in server.control):
             try:
-                info = await server.client.info(deadline_s=self.timing.probe_s)
-                await server.client.check_logprobs(deadline_s=self.timing.attempt_s)
+                info = await client.info(deadline_s=self.timing.probe_s)
+                await client.check_logprobs(deadline_s=self.timing.attempt_s)
             except EngineError as error:
                 problems.append(str(error))
                 continue
             self.infos.append(info)
             if info.max_context < max_context:
                 problems.append(
-                    f"{server.url}: takes {info.max_context} tokens, model.max_context is {max_context}; start it with "
+                    f"{client.url}: takes {info.max_context} tokens, model.max_context is {max_context}; start it with "
                     f"--context-length {max_context + CONTEXT_MARGIN} and no smaller --max-total-tokens"
                 )
             if architecture is not None and architecture not in info.architectures:
-                problems.append(f"{server.url}: serves {', '.join(info.architectures)}, model.path is {architecture}")
+                problems.append(f"{client.url}: serves {', '.join(info.architectures)}, model.path is {architecture}")
         if problems:
             raise UserError(problems)
 
@@ -328,7 +333,7 @@ class SGLangEngine:
         try:
             async with asyncio.timeout(self.timing.abort_s):
                 while not flight.task.done() and flight.rid in client.sent:
-                    await client.abort(flight.rid, deadline_s=self.timing.abort_s)
+                    await self._tell_abort(flight)
                     await asyncio.wait([flight.task], timeout=self.timing.abort_again_s)
         except TimeoutError:
             pass
@@ -342,6 +347,10 @@ class SGLangEngine:
         flight.cut(why)
         await asyncio.wait([flight.task])
 
+    async def _tell_abort(self, flight: Flight) -> None:
+        told = (client.abort(flight.rid, deadline_s=self.timing.abort_s) for client in flight.server.control)
+        await asyncio.gather(*told)
+
     def _sweep(self, flight: Flight) -> None:
         """A server that was too slow, or whose connection broke, may still be at it."""
         if not flight.server.health.answers:
@@ -349,7 +358,7 @@ class SGLangEngine:
 
         async def tell() -> None:
             try:
-                await flight.server.client.abort(flight.rid, deadline_s=self.timing.abort_s)
+                await self._tell_abort(flight)
             except EngineError as error:
                 log.warning("%s: the abort of a lost request failed: %s", flight.server.url, error)
 
@@ -360,10 +369,10 @@ class SGLangEngine:
         self._sweeps.add(task)
         task.add_done_callback(self._sweeps.discard)
 
-    async def _flush(self, server: Server) -> None:
+    async def _flush(self, server: Server, client: Client) -> None:
         try:
-            await server.client.flush_cache(deadline_s=self.timing.probe_s)
+            await client.flush_cache(deadline_s=self.timing.probe_s)
         except Refused:
-            log.info("%s: its cache was not dropped: it has requests of others", server.url)
+            log.info("%s: its cache was not dropped: it has requests of others", client.url)
         except EngineError as error:
             server.health.failed(str(error), began=self.clock())

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from mdapo.config.schema import Config
 from mdapo.errors import shortened
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import Health, HealthLimits, State
@@ -54,6 +55,12 @@ class Timing:
     abort_s: float = 10.0  # until a request that was aborted is cut off
     abort_again_s: float = 0.2  # an abort that overtakes its request is not heard
 
+    @classmethod
+    def of(cls, config: Config) -> Timing:
+        """An episode has ``rollout.episode_timeout_s`` for all its turns; one server, half of that for one."""
+        whole = config.rollout.episode_timeout_s
+        return cls(turn_s=whole, attempt_s=whole / 2.0)
+
 
 @dataclass(eq=False)
 class Flight:
@@ -74,9 +81,12 @@ class Flight:
 
 @dataclass(eq=False)
 class Server:
+    """One place to ask for tokens: a server, or a router with ``workers`` behind it, which are one server then."""
+
     address: Address
     client: Client
     health: Health
+    workers: tuple[Client, ...] = ()
     flights: set[Flight] = field(default_factory=set)
     watcher: asyncio.Task[None] | None = None
     revival: asyncio.Task[None] | None = None
@@ -85,6 +95,11 @@ class Server:
     @property
     def url(self) -> str:
         return self.address.url
+
+    @property
+    def control(self) -> tuple[Client, ...]:
+        """Who takes weights, and whom an abort must reach: a router passes neither on."""
+        return self.workers or (self.client,)
 
 
 class Fleet:
@@ -95,6 +110,7 @@ class Fleet:
         addresses: Sequence[Address],
         make_client: Callable[[Address], Client],
         *,
+        router: Address | None = None,
         timing: Timing,
         limits: HealthLimits,
         restart: Restart | None,
@@ -109,9 +125,11 @@ class Fleet:
         self.changed = asyncio.Event()  # set, and replaced, at each change of a state
         self._weights = asyncio.Lock()
         self.servers: list[Server] = []
-        for address in addresses:
+        assert router is None or restart is None, "who starts servers again needs no router before them"
+        for address in addresses if router is None else [router]:
             health = Health(can_restart=restart is not None, limits=limits, clock=clock)
-            server = Server(address, make_client(address), health)
+            workers = () if router is None else tuple(map(make_client, addresses))
+            server = Server(address, make_client(address), health, workers)
             health.notify = lambda old, new, why, server=server: self._heard(server, old, new, why)
             self.servers.append(server)
 
@@ -214,7 +232,7 @@ class Fleet:
             if server.health.state is not State.STALE:
                 return
             try:
-                await self.resync(server.client, version)
+                await asyncio.gather(*(self.resync(client, version) for client in server.control))
                 await self._verify(server, version)
             except (EngineError, OSError) as error:
                 self._did_not_take(server, version, error, began)
@@ -234,16 +252,16 @@ class Fleet:
             if not takers:
                 raise EngineError(f"no server is there to take the weights: {self.causes()}")
             began = self.clock()
-            failed = await sync([server.client for server in takers], weights, version)
+            failed = await sync([client for server in takers for client in server.control], weights, version)
             self.version = version
-            await asyncio.gather(*(self._confirm(s, version, failed.get(s.client.url, ""), began) for s in takers))
+            await asyncio.gather(*(self._confirm(server, version, failed, began) for server in takers))
         if not self.serving:
             raise EngineError(f"no server took the weights of version {version}: {self.causes()}")
 
-    async def _confirm(self, server: Server, version: int, failure: str, began: float) -> None:
+    async def _confirm(self, server: Server, version: int, failed: Mapping[str, str], began: float) -> None:
         try:
-            if failure:
-                raise EngineError(failure)
+            if reasons := [failed[client.url] for client in server.control if client.url in failed]:
+                raise EngineError("; ".join(reasons))
             await self._verify(server, version)
         except EngineError as error:
             self._did_not_take(server, version, error, began)
@@ -257,9 +275,10 @@ class Fleet:
         self.notify(f"{server.url}: {server.health.state}: {shortened(why)}")
 
     async def _verify(self, server: Server, version: int) -> None:
-        found = await server.client.version(deadline_s=self.timing.probe_s)
-        if found != str(version):
-            raise EngineError(f"{server.url}: it says that it has version {shortened(repr(found), limit=40)}")
+        for client in server.control:
+            found = await client.version(deadline_s=self.timing.probe_s)
+            if found != str(version):
+                raise EngineError(f"{client.url}: it says that it has version {shortened(repr(found), limit=40)}")
 
     async def _roll_call(self) -> None:
         """Find out who is there, without a token; start again who is not. A restart is waited for where the server
@@ -278,7 +297,8 @@ class Fleet:
             return
         if health.restart_at is None:
             try:
-                await server.client.version(deadline_s=self.timing.probe_s)
+                for client in server.control:
+                    await client.version(deadline_s=self.timing.probe_s)
                 health.answered()
             except EngineError as error:
                 health.died(str(error))

@@ -202,6 +202,7 @@ class HostileServer:
         self.ill = False
         self.deaf = False  # to aborts
         self.refuse_weights = False
+        self.original_logprobs = False  # as with SGLANG_RETURN_ORIGINAL_LOGPROB
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -288,7 +289,13 @@ class HostileServer:
         return True
 
     async def _generate(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-        sampling, rid = asked["sampling_params"], asked["rid"]
+        sampling = asked["sampling_params"]
+        if "token_ids_logprob" in asked:
+            scale = 1.0 if self.original_logprobs else sampling["temperature"]
+            pairs = [[-float(token + 1) / scale, token, None] for token in asked["token_ids_logprob"]]
+            writer.write(http(json.dumps({"meta_info": {"output_token_ids_logprobs": [pairs]}}).encode()))
+            return True
+        rid = asked["rid"]
         number = len(self.rids)
         self.rids.append(rid)
         tokens = tokens_of(asked["input_ids"], sampling["sampling_seed"], sampling["max_new_tokens"])

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
+from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_servers import Address, Timing
 
 from .engines import QUICK, WEIGHTS, engine_over, is_right, request
-from .hostile_server import ABORTED, REFUSED, RETRIED, HostileServer
+from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, HostileServer
 
 SLOW = ("silent", "dripping", "dripping header")  # they take an attempt's whole deadline
 
@@ -432,5 +433,49 @@ def test_no_task_and_no_connection_is_left_behind() -> None:
                 t for t in asyncio.all_tasks() if t is not own and "_serve" not in repr(t) and "work" not in repr(t)
             ]
             assert not [t for t in left if "sglang" in repr(t)]
+
+    run(work())
+
+
+def test_behind_a_router_weights_and_aborts_go_to_the_workers() -> None:
+    """A stand-in for SGLang's router, which passes on neither: it answers turns itself here."""
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            router = await stack.enter_async_context(HostileServer(version="5", token_s=5.0))
+            workers = [await stack.enter_async_context(HostileServer()) for _ in range(2)]
+            for worker in workers:
+                worker.running = router.running  # whoever is told, the request ends
+            urls = [worker.url for worker in workers]
+            engine = await stack.enter_async_context(engine_over(urls, version=5, router=Address(router.url, KEY)))
+            assert [worker.version for worker in workers] == ["5", "5"]
+            turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(4)]
+            while len(router.running) < 4:
+                await asyncio.sleep(0.01)
+            await engine.abort()
+            assert {(await turn).finish for turn in turns} == {"abort"}
+            assert router.requests["/abort_request"] == router.requests["/update_weights_from_disk"] == 0
+            assert [worker.requests["/generate"] for worker in workers] == [0, 0]
+            workers[1].refuse_weights = True
+            with pytest.raises(EngineError, match="no such folder"):
+                await engine.update_weights(WEIGHTS, 6)
+
+    run(work())
+
+
+def test_the_start_says_all_that_is_wrong_with_the_servers() -> None:
+    async def work() -> None:
+        async with HostileServer() as one, HostileServer() as two, engine_over([one.url, two.url]) as engine:
+            await engine.check(max_context=4096, architecture="A")
+            assert engine.description == f"SGLang: {one.url}, {two.url}; seeds honoured; contexts of 4096 tokens"
+            two.original_logprobs = True
+            with pytest.raises(UserError) as caught:
+                await engine.check(max_context=5000, architecture="B")
+            said = str(caught.value)
+            assert (
+                f"{one.url}: takes 4096 tokens, model.max_context is 5000; start it with --context-length 5006" in said
+            )
+            assert f"{one.url}: serves A, model.path is B" in said
+            assert f"{two.url}: its log-probs are not those at the temperature" in said
 
     run(work())
