@@ -77,8 +77,7 @@ def read_completion(reply: object, asked: Asked) -> Completion:
         cached = 0
     else:
         _require(meta.get("prompt_tokens") == asked.prompt_tokens, "the prompt was cut: meta_info.prompt_tokens")
-        cached = meta.get("cached_tokens")
-        _require(_is_int(cached) and 0 <= cached <= asked.prompt_tokens, "meta_info.cached_tokens")
+        cached = _count(meta.get("cached_tokens"), most=asked.prompt_tokens, name="meta_info.cached_tokens")
     return Completion(ids, logps, finish, asked.version, cached)
 
 
@@ -147,6 +146,12 @@ def _finish(value: object, ids: tuple[int, ...], asked: Asked) -> str:
 def _mapping(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise BadReply(f"{name} is not an object")
+    return value
+
+
+def _count(value: object, *, most: int, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise BadReply(f"{name} is not a number from 0 to {most}")
     return value
 
 

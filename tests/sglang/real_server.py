@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = Path(os.environ.get("MDAPO_SGLANG_ENV", ROOT / ".venv-sglang")) / "bin" / "python"
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 CONTEXT = 2048
-START_S = 240.0
+START_S = 600.0
 
 
 @contextmanager
-def real_server(log: Path, *, dtype: str = "float32") -> Iterator[tuple[str, str]]:
+def real_server(log: Path, *, dtype: str = "float32") -> Generator[tuple[str, str]]:
     """URL and key of a server of the small model. Skips where SGLang or the model is not there."""
     if not PYTHON.exists():
         pytest.skip(f"no SGLang at {PYTHON}: bash scripts/install_sglang_cpu.sh")

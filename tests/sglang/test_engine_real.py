@@ -23,7 +23,7 @@ from mdapo.rollout.sglang_servers import Address, Timing
 
 from .real_server import CONTEXT, MODEL, real_server
 
-pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(1200)]
 VOCAB = 49152
 GREEDY = SamplingParams(16, temperature=0.0)
 WARM = SamplingParams(24, temperature=0.7, stop_ids=(2,))
