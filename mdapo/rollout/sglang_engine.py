@@ -129,6 +129,7 @@ class SGLangEngine:
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Bring all servers new weights; one that does not take them serves nothing until it has. ``EngineError`` when
         none takes them, or turns still run."""
+        await asyncio.gather(*self._sweeps)  # of turns whose callers have gone
         flights = self._flights(None)
         if self._calls or flights:
             raise EngineError(f"{max(len(self._calls), len(flights))} requests still run on the old weights")
@@ -277,7 +278,7 @@ class SGLangEngine:
             if not flight.why:  # else it is known already
                 health.failed(str(error), began=began)
             call.cause = str(error)
-            if isinstance(error, Unavailable):
+            if isinstance(error, Unavailable) and not flight.why:
                 self._sweep(flight)
         else:
             health.worked()

@@ -32,6 +32,12 @@ class Address:
     key: str = field(default="", repr=False)
 
 
+def _tell_broken(watcher: asyncio.Task[None]) -> None:
+    """A server that nobody watches any more is still judged by its work."""
+    if not watcher.cancelled() and (error := watcher.exception()) is not None:
+        log.error("watching a server ended with an error", exc_info=error)
+
+
 def external(config: Config) -> tuple[list[Address], Address | None]:
     """The servers of ``rollout.urls``, and the router before them. ``UserError``: a key file that cannot be used."""
     rollout, key = config.rollout, ""
@@ -188,6 +194,7 @@ class Fleet:
         for server in self.servers:
             if server.watcher is None or server.watcher.done():
                 server.watcher = asyncio.create_task(self._watch(server))
+                server.watcher.add_done_callback(_tell_broken)
 
     def unwatch(self) -> None:
         """No more questions; a restart under way goes on."""

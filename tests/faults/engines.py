@@ -21,16 +21,16 @@ from .hostile_server import KEY, STOP, VOCAB, logp_of, tokens_of
 
 PARAMS = SamplingParams(20, stop_ids=(STOP,))
 QUICK = Timing(
-    turn_s=20.0,
-    attempt_s=2.0,
+    turn_s=60.0,
+    attempt_s=20.0,
     attempts=4,
     backoff_s=0.01,
     backoff_max_s=0.05,
     probe_every_s=0.1,
-    probe_s=1.0,
+    probe_s=5.0,
     down_s=2.0,
     start_s=10.0,
-    abort_s=2.0,
+    abort_s=20.0,
     abort_again_s=0.05,
 )
 LIMITS = HealthLimits(restart_wait_s=0.05, restart_wait_max_s=0.2)

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -147,10 +146,9 @@ def test_all_servers_killed_is_a_clear_error_soon_and_at_once_from_then_on() -> 
                 assert isinstance(outcome, EngineError)
                 assert f"{one.url} is dead" in str(outcome)
                 assert f"{two.url} is dead" in str(outcome)
-            started = time.monotonic()
+            engine._pause = None  # type: ignore[assignment, method-assign] - it was waited for once
             with pytest.raises(EngineError, match="no server can answer"):
                 await engine.generate(request())
-            assert time.monotonic() - started < QUICK.down_s / 2  # it was waited for once
 
     run(work())
 
