@@ -94,6 +94,8 @@ class Rollout(Section):
     tp: Positive = 1  # devices of a server
     server_python: str | None = None  # interpreter with SGLang; default: this one
     start_timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 600.0
+    router: str | None = None  # URL of SGLang's router before these servers
+    key_file: str | None = None  # with the API key of urls and router
     n_resp_per_prompt: Positive = 8
     max_turns: Positive = 1  # assistant turns
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it

@@ -35,7 +35,7 @@ def sync_weights(
         raise EngineError(said[0])
 
 
-def _once(actor: Actor, engine: Engine | None, version: int, loop: asyncio.Runner | None) -> str:
+def _once(actor: Actor, engine: Engine | None, version: int, loop: EventLoop | None) -> str:
     """One pass over the weights; why it failed. Whatever happens on rank 0, the gathering goes on to its end."""
     weights = actor.export()
     try:
