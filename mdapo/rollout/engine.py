@@ -70,6 +70,10 @@ class Engine(Protocol):
         """The dialogue is over: its KV cache may go."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """``engine/...`` numbers of what happened since the last call; none where there is nothing to say."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -109,6 +109,9 @@ class LocalEngine:
             self._driver = asyncio.create_task(self._drive())
         return await running.answer
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Stream new weights in. ``ValueError`` names an unknown, misshapen or missing one; after it no request is
         answered until a complete set has come."""

@@ -22,8 +22,9 @@ LOCK = ".lock"
 CONFIG = "config.yaml"
 ENVIRONMENT = "env.json"
 EVAL = "eval"  # what `mdapo eval` writes, also before there is a run
+SERVERS = "servers"  # what the servers of a run say, also before it has begun
 CHECKPOINTS = "checkpoints"
-FOLDERS = (CHECKPOINTS, EVAL, "episodes", "replay", "hf", ".hf.partial", "tensorboard")
+FOLDERS = (CHECKPOINTS, EVAL, SERVERS, "episodes", "replay", "hf", ".hf.partial", "tensorboard")
 REPLACED = ("hf", ".hf.partial")  # by renaming, which a link withstands
 FILES = ("metrics.jsonl", "summary.json", ENVIRONMENT)
 # A run that differs in one of these is another run: its weights or its prompt cursor would mean something else.
@@ -113,7 +114,7 @@ def open_run_folder(
     """
     with usable(path):
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / CONFIG).exists() and any(not f.name.startswith(".") and f.name != EVAL for f in path.iterdir()):
+        if not (path / CONFIG).exists() and any(_is_content(f.name) for f in path.iterdir()):
             raise UserError(f"{path}: not empty and not a run's folder (it has no {CONFIG}); choose another run.name")
         lock = _lock(path)
         try:
@@ -188,6 +189,11 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
         return "***" if value is not None and key.lower().replace("-", "_").endswith(SECRET_ENDINGS) else value
 
     return plain("", config)
+
+
+def _is_content(name: str) -> bool:
+    """Whether a file of this name would be there before a run has taken the folder."""
+    return not name.startswith(".") and name not in (EVAL, SERVERS)
 
 
 def _lock(path: Path) -> int:

@@ -27,6 +27,7 @@ def evaluate(loaded: Loaded) -> int:
         if not resumed:
             trainer.say(f"no checkpoint below {loaded.config.run.dir}/{loaded.config.run.name}: the model itself")
         trainer.sync()
+        trainer.raise_if_stopped()
         found = trainer.evaluate()
         if trainer.journal is not None:
             trainer.journal.console.show(table(found, step=trainer.state.step, prompts=loaded.config.data.val_files))

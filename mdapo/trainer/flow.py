@@ -25,6 +25,7 @@ from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, Us
 from mdapo.megatron import layout as ranks
 from mdapo.megatron.actor import Actor
 from mdapo.megatron.health import weights_are_finite
+from mdapo.rollout.engine import EngineError
 from mdapo.rollout.event_loop import EventLoop
 from mdapo.sync.weights import sync_weights
 from mdapo.tracking.metrics import Timers
@@ -59,6 +60,7 @@ class Trainer:
         self.trains = not only_evaluate and loaded.config.debug.mode != "rollout"
         self.started = time.monotonic()
         self.first_step = True
+        self.lost = ""  # why the engine can give no more tokens
         self.stop = StopSignal()
         self.stop.install()
         self.timers = Timers()
@@ -198,11 +200,19 @@ class Trainer:
         return mini_batches
 
     def sync(self) -> None:
-        """Bring the engine the actor's weights, as ``state.version``. No token is written meanwhile."""
+        """Bring the engine the actor's weights, as ``state.version``. No token is written meanwhile.
+
+        An engine that cannot take them ends the run at the next ``raise_if_stopped``, when what is under way is whole.
+        """
         if not self.agree({"engine": self.engine is not None})["engine"]:
             return
         self.share_errors(lambda: self.lead.pause())
-        sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop)
+        pusher = self.lead.pusher if self.is_lead else None
+        try:
+            sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop, pusher=pusher)
+        except EngineError as error:
+            self.lost = f"the engine has no weights to go on with: {error}; the same command resumes"
+            return
         self.share_errors(lambda: self.lead.resume())
 
     def evaluate(self) -> dict[str, float]:
@@ -212,7 +222,9 @@ class Trainer:
             return self.agree(found or {})
 
     def raise_if_stopped(self) -> None:
-        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop."""
+        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop, or the engine is lost."""
+        if self.lost:
+            raise Interrupted(self.lost)
         if self.agree({"stop": self.stop.requested})["stop"]:
             raise Interrupted(RESUMES)
 

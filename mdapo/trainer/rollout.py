@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,9 +18,10 @@ from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
-from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.tracking.recorder import replay_path
+from mdapo.tracking.run_folder import SERVERS
+from mdapo.trainer.engines import open_engine
 from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from mdapo.environments.base import EnvironmentFactory
     from mdapo.rollout.engine import Engine
     from mdapo.rollout.event_loop import EventLoop
+    from mdapo.sync.push import Pusher
     from mdapo.trainer.journal import Journal
     from mdapo.types import Episode, Prompt
 
@@ -35,9 +38,12 @@ T = TypeVar("T")
 
 
 class Rollout(Protocol):
-    """Where a step's groups come from."""
+    """Where a step's groups come from. ``pusher``: how its engine's servers get weights, where there are servers."""
 
     engine: Engine | None
+
+    @property
+    def pusher(self) -> Pusher | None: ...
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
@@ -74,12 +80,8 @@ class LiveRollout:
         self.rewards = RewardRunner(
             config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
         )
-        self.engine: Engine | None = LocalEngine(
-            config.model.path,
-            dtype=config.rollout.dtype or config.model.dtype,
-            max_running=config.rollout.max_running,
-            max_context=config.model.max_context,
-        )
+        self.opened = self._run(open_engine(config, logs=journal.path / SERVERS, say=journal.say), stop)
+        self.engine: Engine | None = self.opened.engine
         self.batch = (AheadBatch if config.rollout.mode == "async" else DynamicBatch)(
             self.engine,
             self.chat,
@@ -92,6 +94,10 @@ class LiveRollout:
             progress=journal.doing,
         )
 
+    @property
+    def pusher(self) -> Pusher | None:
+        return self.opened.pusher
+
     def _prompts(self, files: list[str], kind: Kind, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
         prompts = load_prompts(files, self.config.data)
         work = short_prompts(kind, prompts, make, self.chat, self.config, seed=0, calls=self.calls)
@@ -103,7 +109,8 @@ class LiveRollout:
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
         if self.config.rollout.mode != "async":  # there, a step takes what there is at any time
             self._boundary = self.loop.run(self.batch.held())
-        return self._run(self.batch.collect(version), stop)
+        collected = self._run(self.batch.collect(version), stop)
+        return replace(collected, stats={**collected.stats, **self.opened.engine.metrics()})
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
         """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, on validation prompts."""
@@ -149,11 +156,10 @@ class LiveRollout:
         self.loop.call(lambda: self.batch.restore(held))
 
     def close(self) -> None:
-        assert self.engine is not None
         self.rewards.close()
         self.calls.close()
         self.loop.run(self.batch.close())
-        self.loop.run(self.engine.close())
+        self.loop.run(self.opened.close())
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
         """Run in the event loop; a signal cancels it, and what was under way is forgotten (its prompts come again)."""
@@ -172,6 +178,7 @@ class Replay:
     """Groups recorded by an earlier run, step by step: the training half of a run without an engine."""
 
     engine: Engine | None = None
+    pusher: Pusher | None = None
 
     def __init__(self, config: Config) -> None:
         """Raises ``UserError`` when ``debug.replay`` (a run's folder, or its ``replay/``) holds no recorded steps."""
