@@ -117,7 +117,9 @@ static Partial<float> stats(const T* logits, int64_t cols, float scale) {
     sum_a += e;
     moment_a += e * v;
   }
-  return {largest, sum_lanes(sum_a + sum_b), sum_lanes(moment_a + moment_b)};
+  // exp16 makes a number of a NaN, which the moment, multiplied by it, keeps: a row with one is to be noticed.
+  const float moment = sum_lanes(moment_a + moment_b);
+  return {largest, moment == moment ? sum_lanes(sum_a + sum_b) : moment, moment};
 }
 
 static inline __attribute__((always_inline)) F gradient16(const F& z, float scale, const RowTerms<float>& row) {

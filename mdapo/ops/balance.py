@@ -45,7 +45,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -56,8 +56,10 @@ from mdapo.ops import registry
 from mdapo.ops.balance_reference.packing import Items
 from mdapo.ops.balance_reference.partition import partition_sorted
 from mdapo.ops.balance_reference.plan import Shape, heaviest_first, plan_sorted
+from mdapo.ops.columns import column
 
 Objective = Literal["slowest", "lockstep"]
+OverCap = Literal["error", "alone"]
 MAX_TOTAL_BITS = 61  # of the sum of all costs, and of all tokens
 
 
@@ -134,7 +136,7 @@ def plan_step(
     at_least: int = 1,
     objective: Objective = "slowest",
     equal_size: bool = False,
-    over_cap: Literal["error", "alone"] = "error",
+    over_cap: OverCap = "error",
     names: Sequence[str] | None = None,
 ) -> Plan:
     """Samples -> data-parallel ranks -> mini-batches -> micro-batches.
@@ -157,8 +159,11 @@ def plan_step(
         UserError: samples over the cap, each by its name.
         ValueError: arguments that make no sense.
     """
-    tokens = np.asarray(tokens_N, np.int64)
-    mini = np.zeros(len(tokens), np.int64) if mini_N is None else np.asarray(mini_N, np.int64)
+    for name, value, possible in (("objective", objective, Objective), ("over_cap", over_cap, OverCap)):
+        if value not in get_args(possible):
+            raise ValueError(f"{name}: one of {', '.join(get_args(possible))}, not {value!r}")
+    tokens = column("tokens", tokens_N)
+    mini = np.zeros(len(tokens), np.int64) if mini_N is None else column("mini", mini_N)
     costs = integer_costs(tokens if costs_N is None else costs_N)
     _check(tokens, costs, mini, dp=dp, cap=cap, rows=rows, multiple=multiple, at_least=at_least)
     if cap is not None and over_cap == "error":

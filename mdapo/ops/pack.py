@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from mdapo.ops import registry
+from mdapo.ops.columns import column
 
 INT32_MAX = 2**31 - 1
+MAX_TOKENS = 2**61  # of all rows
 Rows = Sequence[Tensor] | Sequence[np.ndarray]
 
 
@@ -99,17 +101,21 @@ def segments(
         cp, cp_rank: context-parallel ranks, and which of them the buffer is for; ``align`` is a multiple of 2 * cp.
 
     Raises:
-        ValueError: no rows, a negative length, a row longer than S or than its span, segments that cp cannot cut.
+        ValueError: no rows, what is no list of whole numbers, a negative length, a row longer than S or than its
+            span, a group with a row that is not there, segments that cp cannot cut.
     """
-    lengths = np.asarray(lengths_N, np.int64)
-    starts = _starts(lengths, shape) if starts_N is None else np.asarray(starts_N, np.int64)
-    spans = -(-lengths // max(align, 1)) * align if spans_N is None else np.asarray(spans_N, np.int64)
+    lengths = column("lengths", lengths_N)
+    rows = len(lengths)
+    starts = _starts(lengths, shape) if starts_N is None else column("starts", starts_N, size=rows)
+    spans = -(-lengths // max(align, 1)) * align if spans_N is None else column("spans", spans_N, size=rows)
     _check_request(lengths, spans, align=align, multiple=multiple, cp=cp, cp_rank=cp_rank)
     size = (int(lengths.sum()),) if shape is None else shape
     counts, edges = lengths, np.array([0, len(lengths)])
     if groups is not None:
         edges = np.append(0, np.fromiter(map(len, groups), np.int64, len(groups)).cumsum())
         order = np.fromiter(chain.from_iterable(groups), np.int64, int(edges[-1]))
+        if len(order) and not 0 <= order.min() <= order.max() < rows:
+            raise ValueError(f"groups: rows are numbered from 0 to {rows - 1}, not {order.min()} to {order.max()}")
         starts, counts, spans = starts[order], counts[order], spans[order]
     ends = np.append(0, spans.cumsum())[edges]
     fill = -(ends[1:] - ends[:-1]) % math.lcm(multiple, align)
@@ -141,9 +147,10 @@ def pack(fields: Mapping[str, Tensor | Rows], layout: Segments) -> dict[str, Ten
     """Every field's rows in their segments, zeros in the rest: name -> [T / cp, ...] of the field's dtype.
 
     A field is a tensor of leading shape ``layout.shape``, or a list of N rows (tensors or arrays) [L_i, ...]. Floating
-    fields have gradients. Raises ``ValueError`` for a field of another shape.
+    fields have gradients. Raises ``ValueError`` for a field of another shape or on another device.
     """
     flat = [_flat(name, field, layout) for name, field in fields.items()]
+    _check_place(flat)
     packed = torch.ops.mdapo.pack.default(flat, layout.runs_4M, layout.total, layout.cp, layout.cp_rank)
     return dict(zip(fields, packed, strict=True))
 
@@ -157,9 +164,16 @@ def unpack(fields: Mapping[str, Tensor], layout: Segments) -> dict[str, Tensor]:
     for name, field in fields.items():
         if len(field) * layout.cp != layout.total:
             raise ValueError(f"field {name!r} has {len(field)} tokens, the packed buffer {layout.total // layout.cp}")
+    _check_place(list(fields.values()))
     size = math.prod(layout.shape)
     rows = torch.ops.mdapo.unpack.default(list(fields.values()), layout.runs_4M, size, layout.cp, layout.cp_rank)
     return {name: row.unflatten(0, layout.shape) for name, row in zip(fields, rows, strict=True)}
+
+
+def _check_place(fields: Sequence[Tensor]) -> None:
+    devices = {str(field.device) for field in fields}
+    if len(devices) != 1:
+        raise ValueError(f"fields on {' and '.join(sorted(devices))}" if devices else "no fields")
 
 
 def _flat(name: str, field: Tensor | Rows, layout: Segments) -> Tensor:
@@ -190,6 +204,8 @@ def _check_request(lengths: np.ndarray, spans: np.ndarray, *, align: int, multip
         raise ValueError(f"align {align} and multiple {multiple} are at least 1, cp_rank {cp_rank} is one of cp {cp}")
     if lengths.min() < 0:
         raise ValueError(f"row {int(lengths.argmin())} has a negative length")
+    if spans.max() > MAX_TOKENS // len(spans):
+        raise ValueError(f"row {int(spans.argmax())} has {spans.max()} tokens, too many to add up")
     if (spans < lengths).any():
         row = int((spans < lengths).argmax())
         raise ValueError(f"row {row} of {lengths[row]} tokens does not fit a segment of {spans[row]}")

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from mdapo.ops import registry
+from mdapo.ops.columns import column
 
 MAX_TOKENS = 2**31 - 1  # of a bundle's rows
 
@@ -37,8 +38,9 @@ def prefix_sizes(
     ``ends_B[b]``, and begins where the one before it ends. ``squares_B``: twice the pairs of tokens that attention
     looks at. ValueError or RuntimeError for rows that are not in ``ids_P`` and ends that do not lead from 0 to N.
     """
-    columns = [torch.from_numpy(np.asarray(column, np.int64)) for column in (starts_N, lengths_N, ends_B)]
-    ids = torch.from_numpy(np.asarray(ids_P, np.int32))
+    named = {"starts": starts_N, "lengths": lengths_N, "ends": ends_B}
+    columns = [torch.from_numpy(column(name, values)) for name, values in named.items()]
+    ids = torch.from_numpy(column("ids", ids_P, np.int32))
     order_N, tokens_B, squares_B = torch.ops.mdapo.prefix_sizes(ids, *columns, least)
     return order_N.numpy(), tokens_B.numpy(), squares_B.numpy()
 

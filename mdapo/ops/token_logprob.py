@@ -30,6 +30,7 @@ LOWEST = {torch.float32: -86.0, torch.float64: -700.0}
 TILE_BYTES, TILE_ROWS = {"cpu": 8 << 20}, {"cpu": 2048}
 DEVICE_TILE_BYTES, DEVICE_TILE_ROWS = 64 << 20, 8192
 ALIGNED_BYTES = 64  # where each row of a tile begins
+LEAST_TEMPERATURE = 1e-6  # logits divided by less overflow
 # From the stats of one shard to those of the whole vocabulary; see ``rebased``.
 Reduce = Callable[[Tensor], Tensor]
 
@@ -44,7 +45,7 @@ def logprob_and_entropy(
     reduce: Reduce | None = None,
     main_grad_VH: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and entropies, [R] each, in nats, at ``temperature`` > 0; float32 (float64 for float64).
+    """Log-probs of the targets and entropies, [R] each, in nats, at ``temperature``; float32 (float64 for float64).
 
     Args:
         hidden_RH: [R, H] in the model's dtype: float32, bfloat16 or float64.
@@ -54,9 +55,15 @@ def logprob_and_entropy(
         reduce: merges the stats of this shard with the others'; None where there are none.
         main_grad_VH: float32 buffer that the gradient of ``weight_VH`` is added to; None: autograd gets it.
 
+    Raises ``ValueError`` for a temperature below 1e-6 or above 1e6, and for no vocabulary at all.
+
     The gradient of ``hidden_RH`` is this shard's share, to be summed over shards. A row whose two gradients are exactly
     zero adds nothing to any gradient, even where its hidden state is not finite.
     """
+    if not LEAST_TEMPERATURE <= temperature <= 1 / LEAST_TEMPERATURE:
+        raise ValueError(f"temperature: from {LEAST_TEMPERATURE:g} to {1 / LEAST_TEMPERATURE:g}, not {temperature}")
+    if len(weight_VH) == 0 and reduce is None:
+        raise ValueError("weight: an empty vocabulary, and no other shard")
     return _LogProb.apply(hidden_RH, weight_VH, targets_R, temperature, vocab_start, reduce, main_grad_VH)
 
 

@@ -278,9 +278,22 @@ def test_lengths_may_be_near_the_limits_of_integers() -> None:
         plan_step([1, 2**62], dp=1)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"dp": 0}, {"cap": 0}, {"rows": 0}, {"multiple": 0}, {"at_least": 0}, {"costs_N": [1]}, {"mini_N": [0, -1]}]
-)
+NONSENSE: list[dict[str, Any]] = [
+    *({name: 0} for name in ("dp", "cap", "rows", "multiple", "at_least")),
+    *({"costs_N": [1]}, {"mini_N": [0, -1]}, {"mini_N": [0.5, 1.0]}),
+    *({"objective": "slow"}, {"over_cap": "drop"}),
+]
+
+
+@pytest.mark.parametrize("bad", NONSENSE)
 def test_arguments_that_make_no_sense_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|shapes|negative"):
+    with pytest.raises(ValueError, match=r"at least 1|shapes|negative|whole numbers|one of"):
         plan_step([1, 2], **({"dp": 1} | bad))
+
+
+def test_tokens_are_whole_and_may_be_any_view() -> None:
+    with pytest.raises(ValueError, match="tokens: a list of whole numbers"):
+        plan_step(np.array([1.5, 2.0]), dp=1)
+    backwards = np.arange(1, 6)[::-1]
+    viewed, copied = plan_step(backwards, dp=2), plan_step(backwards.copy(), dp=2)
+    assert viewed.place_N.tolist() == copied.place_N.tolist()

@@ -382,6 +382,14 @@ def test_runs_that_overlap_cannot_be_unpacked(backend: Backend) -> None:
     ("at least 1", {"lengths_N": [4], "align": 0}),
     ("2 rows of up to 4 tokens", {"lengths_N": [4, 1], "shape": (2, 3)}),
     ("1 rows of up to 4 tokens", {"lengths_N": [4], "shape": (2, 4)}),
+    ("lengths: a list of whole numbers, not float64", {"lengths_N": [2.5, 1.0]}),
+    ("lengths: a list of whole numbers, not int64 of shape", {"lengths_N": [[1, 2]]}),
+    ("lengths: one does not fit int64", {"lengths_N": np.array([1, 2**63], np.uint64)}),
+    ("row 0 has 4611686018427387904 tokens, too many", {"lengths_N": [2**62]}),
+    ("starts: there are 1, there must be 2", {"lengths_N": [1, 1], "starts_N": [0]}),
+    ("spans: there are 3, there must be 2", {"lengths_N": [1, 1], "spans_N": [1, 1, 1]}),
+    ("numbered from 0 to 1, not -1 to 0", {"lengths_N": [1, 1], "groups": [[0, -1]]}),
+    ("numbered from 0 to 1, not 2 to 2", {"lengths_N": [1, 1], "groups": [[2]]}),
 ])  # fmt: skip
 def test_requests_that_cannot_be_met_are_named(message: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
@@ -396,6 +404,11 @@ def test_fields_of_other_shapes_are_named() -> None:
         pack({"x": [torch.zeros(3), torch.zeros(2)]}, layout)
     with pytest.raises(ValueError, match="field 'x' has 4 tokens"):
         unpack({"x": torch.zeros(4)}, layout)
+    for move in (pack, unpack):
+        with pytest.raises(ValueError, match="fields on cpu and meta"):
+            move({"x": torch.zeros(5), "y": torch.zeros(5, device="meta")}, layout)
+        with pytest.raises(ValueError, match="no fields"):
+            move({}, layout)
 
 
 def test_more_tokens_than_int32_counts_have_no_cu_seqlens() -> None:

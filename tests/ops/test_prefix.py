@@ -98,3 +98,8 @@ def test_rows_that_are_not_there_are_refused(
 ) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         prefix_sizes(np.zeros(3, np.int32), np.array(starts), np.array(lengths), np.array(ends), least=least)
+
+
+def test_ids_that_fit_no_int32_are_refused() -> None:
+    with pytest.raises(ValueError, match="ids: one does not fit int32"):
+        prefix_sizes(np.array([1, 2**40]), np.array([0]), np.array([2]), np.array([1]), least=1)
