@@ -54,7 +54,7 @@ class Peers:
         self.processes[name] = subprocess.Popen(command, env=env)
 
     def client(self, name: str) -> PlainClient:
-        end = time.monotonic() + 120.0
+        end = time.monotonic() + 300.0
         while not (self.folder / name).exists():
             assert self.processes[name].poll() is None and time.monotonic() < end
             time.sleep(0.05)
