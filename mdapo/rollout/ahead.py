@@ -73,6 +73,10 @@ class AheadBatch(DynamicBatch):
         await self.resume()
         return found
 
+    def restore(self, held: Held) -> None:
+        super().restore(held)
+        self._handed, self._books = (), self._open_books()
+
     @property
     def carried(self) -> tuple[Group, ...]:
         return (*self._handed, *self._kept)

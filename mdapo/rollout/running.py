@@ -23,7 +23,7 @@ from mdapo.types import UNFINISHED, Episode, Group, Prompt
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 2.0  # requests that were on their way when the engine was told to abort
-PAUSE_S = 60.0  # after which turns at hand are given up
+ABORTS = 30  # after which turns at hand are given up; counted, so that a process that stood still does not
 
 
 @dataclass(eq=False)
@@ -123,20 +123,21 @@ class Running:
     async def pause(self) -> None:
         """Every conversation ends where it is, with what the engine has written; scores that are on their way come.
 
-        Never longer than about ``PAUSE_S``: an engine that does not let go loses the turns at hand, no more.
+        An engine that does not let go after ``ABORTS`` times loses the turns at hand, no more.
         """
         self.paused = True
         self._pause.request()
-        deadline = asyncio.get_running_loop().time() + PAUSE_S
+        aborts = 0
         while self._talking:
-            try:
-                await self.talks.engine.abort()
-            except EngineError as error:  # its requests fail, or are given up below
-                log.warning("the engine could not be told to abort: %s", error)
-            if asyncio.get_running_loop().time() >= deadline:
-                log.warning("%d turns given up: not aborted after %g s", len(self._talking), PAUSE_S)
+            if aborts >= ABORTS:
+                log.warning("%d turns given up: %d times not aborted", len(self._talking), aborts)
                 for task in list(self._talking):
                     self._pause.cut(task)
+            try:
+                await self.talks.engine.abort()
+            except EngineError as error:  # its requests fail, or are given up
+                log.warning("the engine could not be told to abort: %s", error)
+            aborts += 1
             try:
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._until(lambda: not self._talking)

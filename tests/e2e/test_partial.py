@@ -24,7 +24,7 @@ KEYS = (
 
 
 def test_a_killed_partial_run_goes_on_with_its_unfinished_conversations(material: Material, tmp_path: Path) -> None:
-    """Killed while a checkpoint is written, twice: what had been begun goes on from its tokens, none twice (case 24)."""
+    """Killed twice while a checkpoint is written: what had been begun goes on from its tokens, none twice (case 24)."""
     whole, run = tmp_path / "whole", tmp_path / "killed"
     done = mdapo("train", str(material.config), f"run.dir={whole}", *KEYS)
     assert done.code == 0, done.err
