@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -39,6 +40,7 @@ class Begun:
     talking: int = field(init=False)  # conversations that are not over
     unscored: int = field(init=False)
     taken: bool = False  # no longer under way
+    busy: set[int] = field(default_factory=set)  # conversations that talk, or wait for their score
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or [0.0] * len(self.episodes)
@@ -181,11 +183,12 @@ class Running:
     def _spawn(self, groups: Sequence[Begun]) -> None:
         for begun in groups:
             for index, episode in enumerate(begun.episodes):
-                if episode.score is None:
+                if episode.score is None and index not in begun.busy:  # a score may be on its way since before a pause
                     task = asyncio.create_task(self._run(begun, index))
+                    begun.busy.add(index)
                     self._tasks.add(task)
                     self._talking.add(task)
-                    task.add_done_callback(self._done)
+                    task.add_done_callback(partial(self._done, begun, index))
 
     async def _run(self, begun: Begun, index: int) -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -218,7 +221,8 @@ class Running:
             self.talks.progress(f"{self.ended} of {len(self.begun)} groups under way are complete")
             self.on_scored(begun)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, begun: Begun, index: int, task: asyncio.Task[None]) -> None:
+        begun.busy.discard(index)
         self._tasks.discard(task)
         self._talking.discard(task)
         if not task.cancelled() and task.exception() is not None:
