@@ -40,7 +40,7 @@ class Begun:
     talking: int = field(init=False)  # conversations that are not over
     unscored: int = field(init=False)
     taken: bool = False  # no longer under way
-    busy: set[int] = field(default_factory=set)  # conversations that talk, or wait for their score
+    busy: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # conversations that talk, or wait for a score
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or [0.0] * len(self.episodes)
@@ -185,7 +185,7 @@ class Running:
             for index, episode in enumerate(begun.episodes):
                 if episode.score is None and index not in begun.busy:  # a score may be on its way since before a pause
                     task = asyncio.create_task(self._run(begun, index))
-                    begun.busy.add(index)
+                    begun.busy[index] = task
                     self._tasks.add(task)
                     self._talking.add(task)
                     task.add_done_callback(partial(self._done, begun, index))
@@ -210,6 +210,8 @@ class Running:
             if episode.end != UNFINISHED:
                 begun.talking -= 1
                 self._unended[begun.version] -= begun.ended and not begun.taken
+        if episode.end == UNFINISHED:
+            del begun.busy[index]  # it may go on before this task is seen to be done
         self._talking.discard(task)
         if begun.ended or not self._talking:
             self.wake()
@@ -222,7 +224,8 @@ class Running:
             self.on_scored(begun)
 
     def _done(self, begun: Begun, index: int, task: asyncio.Task[None]) -> None:
-        begun.busy.discard(index)
+        if begun.busy.get(index) is task:
+            del begun.busy[index]
         self._tasks.discard(task)
         self._talking.discard(task)
         if not task.cancelled() and task.exception() is not None:
