@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from mdapo.rollout.engine import Completion, Request
 
 T = TypeVar("T")
+ROUNDING = 1e-6  # of clocks: a token that is written at this very moment is
 
 
 class _Selector(selectors.SelectSelector):
@@ -119,7 +120,7 @@ class SimulatedEngine:
             self._running.discard(job)
             spent = asyncio.get_running_loop().time() - job.began
             self.busy_s += spent
-            tokens = len(ids) if finish != "abort" else min(int(spent / self.token_s), len(ids))
+            tokens = len(ids) if finish != "abort" else min(int(spent / self.token_s + ROUNDING), len(ids))
             if job.timer is not None:
                 job.timer.cancel()
         else:

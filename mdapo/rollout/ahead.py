@@ -9,6 +9,7 @@ and their version; afterwards it goes on: no token has another version than that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mdapo.rollout.dynamic_batch import ROUNDS_ALL_FAILED, Collected, DynamicBatch, Held
@@ -21,6 +22,9 @@ class AheadBatch(DynamicBatch):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
+        self._wave = self.pacing.wave
+        # A rejected group is replaced at once, so each under way may count as accepted: none is begun in vain.
+        self.pacing = replace(self.pacing, wave=self.pacing.batch)
         self._handed: tuple[Group, ...] = ()  # to the step that trains now
         self._goes_on = False  # from the first step on
         self._books = self._open_books()
@@ -35,7 +39,7 @@ class AheadBatch(DynamicBatch):
         await self.resume()
         await self._running.wait(lambda: self._is_full(version))
         books = self._books
-        books.rounds = -(-books.generated // self.pacing.wave)
+        books.rounds = -(-books.generated // self._wave)
         self._raise_if_all_failed(books)
         failures = self.talks.rewards.end_step()
         if failures:
@@ -73,6 +77,10 @@ class AheadBatch(DynamicBatch):
         await self.resume()
         return found
 
+    def restore(self, held: Held) -> None:
+        super().restore(held)
+        self._handed, self._books = (), self._open_books()
+
     @property
     def carried(self) -> tuple[Group, ...]:
         return (*self._handed, *self._kept)
@@ -87,7 +95,7 @@ class AheadBatch(DynamicBatch):
     @property
     def _at_limit(self) -> bool:
         """As many groups as ``max_num_gen_batches`` waves have were judged since the last step."""
-        most = self.config.algorithm.filter_groups.max_num_gen_batches * self.pacing.wave
+        most = self.config.algorithm.filter_groups.max_num_gen_batches * self._wave
         return self._books.generated >= most and len(self._kept) < self.config.data.train_prompt_bsz
 
     def _fill(self) -> None:
@@ -100,7 +108,7 @@ class AheadBatch(DynamicBatch):
     def _on_scored(self, begun: Begun) -> None:
         self._running.take([begun])
         self._judge(begun.group, self._books)
-        wave, books = self.pacing.wave, self._books
+        wave, books = self._wave, self._books
         self.talks.rewards.check_step(at_least=wave * self.config.rollout.n_resp_per_prompt)
         if books.generated == ROUNDS_ALL_FAILED * wave:
             self._raise_if_all_failed(books)

@@ -63,7 +63,8 @@ class Engine(Protocol):
         ...
 
     async def abort(self, session: str | None = None) -> None:
-        """End the running requests of one dialogue, or all, with ``finish == "abort"``; drops their caches."""
+        """End the running requests of one dialogue, or all, with ``finish == "abort"`` and the tokens written so far;
+        drops their caches. A request that comes later is not touched."""
         ...
 
     async def release(self, session: str) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -23,7 +24,7 @@ from mdapo.types import UNFINISHED, Episode, Group, Prompt
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 2.0  # requests that were on their way when the engine was told to abort
-PAUSE_S = 60.0  # after which turns at hand are given up
+ABORTS = 30  # after which turns at hand are given up; counted, so that a process that stood still does not
 
 
 @dataclass(eq=False)
@@ -39,6 +40,7 @@ class Begun:
     talking: int = field(init=False)  # conversations that are not over
     unscored: int = field(init=False)
     taken: bool = False  # no longer under way
+    busy: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # conversations that talk, or wait for a score
 
     def __post_init__(self) -> None:
         self.seconds = self.seconds or [0.0] * len(self.episodes)
@@ -123,20 +125,21 @@ class Running:
     async def pause(self) -> None:
         """Every conversation ends where it is, with what the engine has written; scores that are on their way come.
 
-        Never longer than about ``PAUSE_S``: an engine that does not let go loses the turns at hand, no more.
+        An engine that does not let go after ``ABORTS`` times loses the turns at hand, no more.
         """
         self.paused = True
         self._pause.request()
-        deadline = asyncio.get_running_loop().time() + PAUSE_S
+        aborts = 0
         while self._talking:
-            try:
-                await self.talks.engine.abort()
-            except EngineError as error:  # its requests fail, or are given up below
-                log.warning("the engine could not be told to abort: %s", error)
-            if asyncio.get_running_loop().time() >= deadline:
-                log.warning("%d turns given up: not aborted after %g s", len(self._talking), PAUSE_S)
+            if aborts >= ABORTS:
+                log.warning("%d turns given up: %d times not aborted", len(self._talking), aborts)
                 for task in list(self._talking):
                     self._pause.cut(task)
+            try:
+                await self.talks.engine.abort()
+            except EngineError as error:  # its requests fail, or are given up
+                log.warning("the engine could not be told to abort: %s", error)
+            aborts += 1
             try:
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._until(lambda: not self._talking)
@@ -180,11 +183,12 @@ class Running:
     def _spawn(self, groups: Sequence[Begun]) -> None:
         for begun in groups:
             for index, episode in enumerate(begun.episodes):
-                if episode.score is None:
+                if episode.score is None and index not in begun.busy:  # a score may be on its way since before a pause
                     task = asyncio.create_task(self._run(begun, index))
+                    begun.busy[index] = task
                     self._tasks.add(task)
                     self._talking.add(task)
-                    task.add_done_callback(self._done)
+                    task.add_done_callback(partial(self._done, begun, index))
 
     async def _run(self, begun: Begun, index: int) -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -206,6 +210,8 @@ class Running:
             if episode.end != UNFINISHED:
                 begun.talking -= 1
                 self._unended[begun.version] -= begun.ended and not begun.taken
+        if episode.end == UNFINISHED:
+            del begun.busy[index]  # it may go on before this task is seen to be done
         self._talking.discard(task)
         if begun.ended or not self._talking:
             self.wake()
@@ -217,7 +223,9 @@ class Running:
             self.talks.progress(f"{self.ended} of {len(self.begun)} groups under way are complete")
             self.on_scored(begun)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, begun: Begun, index: int, task: asyncio.Task[None]) -> None:
+        if begun.busy.get(index) is task:
+            del begun.busy[index]
         self._tasks.discard(task)
         self._talking.discard(task)
         if not task.cancelled() and task.exception() is not None:

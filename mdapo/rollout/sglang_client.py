@@ -36,8 +36,6 @@ CONTROL_S = 30.0  # what is neither tokens nor weights
 WEIGHTS_S = 600.0
 # Less than the 5 s after which SGLang closes an idle connection: none is used that is about to close.
 KEEP_ALIVE_S = 2.0
-# A server takes prompts of at most context_length - 7 tokens, and prompt and turn of at most context_length - 2.
-CONTEXT_MARGIN = 6
 SEED_MASK = (1 << 63) - 1  # the server keeps seeds as int64
 _URL = re.compile(r"https?://[^/@?#\s]+")
 

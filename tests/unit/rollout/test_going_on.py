@@ -32,9 +32,9 @@ class CutEngine(ScriptedEngine):
     """Writes what follows from the ids so far; a call that ``cuts`` has a number for is aborted after so many tokens.
     The log-prob tells the version."""
 
-    def __init__(self, seed: int, cuts: Sequence[int | None]) -> None:
+    def __init__(self, seed: int, cuts: Sequence[int | None], *, stops: bool = True) -> None:
         super().__init__(lambda _: ([], "stop"))
-        self.seed_, self.cuts, self.pause = seed, list(cuts), Pause()
+        self.seed_, self.cuts, self.stops, self.pause = seed, list(cuts), stops, Pause()
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)
@@ -43,7 +43,7 @@ class CutEngine(ScriptedEngine):
             last[-1] != STOP and len(last) < request.params.max_new_tokens
         ):
             drawn = mix(self.seed_ ^ mix(len(ids) * 1000 + ids[-1])) % 9
-            ids.append(STOP if drawn == 0 else 20 + drawn)
+            ids.append(STOP if drawn == 0 and self.stops else 20 + drawn)
         new, finish = ids[len(request.ids) :], "stop" if ids[-1] == STOP else "length"
         cut = self.cuts.pop(0) if self.cuts else None
         if cut is not None:
@@ -125,14 +125,14 @@ def check(episode: Episode, limits: Limits) -> None:
 def test_the_rest_of_a_turn_has_random_numbers_of_its_own() -> None:
     """Drawn by token number within a request: with the turn's seed again, the rest would repeat its beginning."""
     limits = Limits(1, 30, 60)
-    engine = CutEngine(3, [2, 3])
+    engine = CutEngine(3, [2, 3], stops=False)
     first = talk(engine, 0, limits)
     engine.pause.lift()
     second = talk(engine, 0, limits, begun=first)
     engine.pause.lift()
     talk(engine, 0, limits, begun=second)
     assert len({request.seed for request in engine.requests}) == 3
-    again = CutEngine(3, [2])
+    again = CutEngine(3, [2], stops=False)
     talk(again, 0, limits)
     again.pause.lift()
     talk(again, 0, limits, begun=first)
@@ -140,7 +140,7 @@ def test_the_rest_of_a_turn_has_random_numbers_of_its_own() -> None:
 
 
 def test_a_cut_turn_is_one_turn_with_pieces() -> None:
-    engine = CutEngine(1, [3, 2])
+    engine = CutEngine(1, [3, 2], stops=False)
     episode = None
     for version in (4, 6, 7):
         engine.version = version

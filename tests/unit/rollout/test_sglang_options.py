@@ -27,7 +27,7 @@ def test_a_command_has_the_model_one_address_and_room_for_the_longest_dialogue()
     said = options_of(command)
     assert said["model-path"] == ["models/m"]
     assert (said["host"], said["port"], said["tp-size"]) == (["127.0.0.1"], ["31000"], ["2"])
-    assert said["context-length"] == ["1026"], "SGLang ends a request two tokens before its context"
+    assert said["context-length"] == ["1030"], "SGLang takes a little less than its context"
     assert "attention-backend" not in said, "on a GPU SGLang chooses"
 
 
