@@ -123,6 +123,9 @@ def file_problems(config: Config) -> list[Problem]:
             problems.append(Problem("debug.replay", f"{why}: {config.debug.replay}"))
     else:
         problems += _data_files("data.train_files", config.data.train_files)
+        key_file = config.rollout.key_file
+        if key_file is not None and (why := why_no_file(key_file)):
+            problems.append(Problem("rollout.key_file", f"{why}: {key_file}"))
         if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
             problems.append(Problem("rollout.engine", "this version of mdapo has no SGLang engine; use local"))
     return [*problems, *_data_files("data.val_files", config.data.val_files)]

@@ -124,6 +124,15 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.dtype", "is for the local engine; for SGLang set rollout.engine_args.dtype", ("rollout.engine",)
         )
+    if rollout.engine == "sglang" and rollout.top_k == 1 and rollout.temperature != 1.0:
+        text = f"1 is greedy to SGLang, whose log-probs are then at temperature 1, not {rollout.temperature:g}"
+        yield Problem("rollout.top_k", f"{text}; set rollout.temperature=1 or another top_k", ("rollout.temperature",))
+    if not rollout.urls:
+        for key in ("router", "key_file"):
+            if getattr(rollout, key) is not None:
+                yield Problem(f"rollout.{key}", "is for the servers of rollout.urls, which is empty", ("rollout.urls",))
+    if rollout.router is not None and not _URL.fullmatch(rollout.router):
+        yield Problem("rollout.router", f"must look like http://host:port, not {rollout.router!r}")
     if 0.0 < rollout.val.temperature < MIN_TEMPERATURE:
         text = f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {rollout.val.temperature:g}"
         yield Problem("rollout.val.temperature", text)

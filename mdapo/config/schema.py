@@ -84,6 +84,8 @@ class ValSampling(Section):
 class Rollout(Section):
     engine: Literal["local", "sglang"] = "local"
     urls: list[str] = []
+    router: str | None = None  # URL of SGLang's router before these servers
+    key_file: str | None = None  # with the API key of urls and router
     n_resp_per_prompt: Positive = 8
     max_turns: Positive = 1  # assistant turns
     stop: list[Annotated[str, Field(min_length=1)]] = []  # a turn ends after a token with one of these in it
