@@ -232,6 +232,7 @@ def test_every_state_is_left_or_terminal(history: list[tuple[str, int]], can_res
             assert health.state is State.STALE
 
 
+@settings(deadline=None)
 @given(history=HISTORIES)
 def test_no_more_restarts_than_the_budget_in_any_window(history: list[tuple[str, int]]) -> None:
     health, clock = machine()
