@@ -85,20 +85,21 @@ class Health:
 
     # ---- what happened ---------------------------------------------------------------------------------------------
 
-    def worked(self) -> None:
-        """It did what it is for."""
+    def worked(self, *, began: float) -> None:
+        """It did what it is for, asked at ``began``."""
         if self.state in ANSWERING:
             self._failures = 0
-        self.answered()
+        self.answered(began=began)
 
-    def answered(self) -> None:
-        """It says that it is well. That alone does not wipe out failures of its work, or one that does nothing else
-        would never be dead. A dead server that answers may be another process: it is stale."""
+    def answered(self, *, began: float) -> None:
+        """It says that it is well, asked at ``began``. That alone does not wipe out failures of its work, or one that
+        does nothing else would never be dead. A dead server that answers what it was asked since may be another
+        process: it is stale."""
         if self.state in ANSWERING:
             self._silences = 0
         if self.state is State.SUSPECT:
             self._become(State.HEALTHY, "it answers again")
-        elif self.state is State.DEAD:
+        elif self.state is State.DEAD and began > self._died:
             self._failures = self._silences = 0
             self._become(State.STALE, "it answers again, with weights that nobody vouches for")
 

@@ -282,7 +282,7 @@ class SGLangEngine:
             if isinstance(error, Unavailable) and not flight.why:
                 self._sweep(flight)
         else:
-            health.worked()
+            health.worked(began=began)
             if completion.finish != "abort" or call.aborted.is_set():
                 return completion
             call.cause = f"{server.url}: aborted, and not by us"

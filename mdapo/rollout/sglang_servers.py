@@ -229,7 +229,7 @@ class Fleet:
         except EngineError as error:
             health.silent(str(error), began=began)
         else:
-            health.answered()
+            health.answered(began=began)
             await self._bring(server)
 
     def _begin_revival(self, server: Server) -> None:
@@ -323,10 +323,11 @@ class Fleet:
         if health.state in (State.RETIRED, State.RESTARTING):
             return
         if health.restart_at is None:
+            began = self.clock()
             try:
                 for client in server.control:
                     await client.version(deadline_s=self.timing.probe_s)
-                health.answered()
+                health.answered(began=began)
             except EngineError as error:
                 health.died(str(error))
         if (due := health.restart_at) is not None:

@@ -246,8 +246,8 @@ class HostileServer:
                 body = await reader.readexactly(int(fields.get("content-length", 0)))
                 if not await self._answer(first.split(" ")[1], fields, json.loads(body or b"null"), writer):
                     break
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the client has gone
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client has gone, or this server is killed
         finally:
             self._tasks.discard(task)
             self._writers.discard(writer)

@@ -33,9 +33,9 @@ def fail(health: Health, clock: Clock, times: int = 1) -> None:
 
 
 def test_a_server_serves_after_its_weights_and_only_their_version() -> None:
-    health, _ = machine()
+    health, clock = machine()
     assert health.state is State.STALE
-    health.answered()
+    health.answered(began=clock.now)
     assert not health.serves(0)
     health.synced(4)
     assert health.serves(4)
@@ -48,7 +48,7 @@ def test_one_failure_makes_a_suspect_which_an_answer_clears_and_three_in_a_row_k
     health.synced(1)
     fail(health, clock, 2)
     assert (health.state, health.serves(1)) == (State.SUSPECT, True)
-    health.worked()
+    health.worked(began=clock.now)
     assert health.state is State.HEALTHY
     fail(health, clock, 2)
     assert health.state is State.SUSPECT  # the two before the answer are forgotten
@@ -63,7 +63,7 @@ def test_saying_that_it_is_well_does_not_keep_a_server_that_does_nothing_alive()
         fail(health, clock)
         assert health.state is state
         if state is State.SUSPECT:
-            health.answered()
+            health.answered(began=clock.now)
             assert health.state is State.HEALTHY  # else it would get no work to show that it can
 
 
@@ -95,7 +95,7 @@ def test_a_missed_update_is_stale_until_synced() -> None:
     health.synced(1)
     health.missed("the update to version 2 failed half way")
     assert (health.state, health.serves(1), health.serves(2)) == (State.STALE, False, False)
-    health.answered()
+    health.answered(began=clock.now)
     assert health.state is State.STALE
     health.synced(2)
     assert health.serves(2)
@@ -145,17 +145,20 @@ def test_a_server_of_others_comes_back_by_answering_and_is_stale() -> None:
     health.synced(1)
     fail(health, clock, 3)
     assert health.restart_at is None
+    health.answered(began=clock.now - 0.5)  # on its way when it died
+    assert health.state is State.DEAD
     clock.now += 1e6
     assert not health.begin_restart()
-    health.answered()
+    health.answered(began=clock.now)
     assert (health.state, health.serves(1)) == (State.STALE, False)
     health.synced(1)
     assert health.serves(1)
 
 
 EVENTS: dict[str, Callable[[Health, Clock, int], Any]] = {
-    "answered": lambda h, c, n: h.answered(),
-    "worked": lambda h, c, n: h.worked(),
+    "answered": lambda h, c, n: h.answered(began=c.now),
+    "answered_late": lambda h, c, n: h.answered(began=c.now - n),
+    "worked": lambda h, c, n: h.worked(began=c.now - n),
     "failed": lambda h, c, n: h.failed("f", began=c.now),
     "silent": lambda h, c, n: h.silent("f", began=c.now),
     "failed_late": lambda h, c, n: h.failed("f", began=c.now - n),
@@ -211,7 +214,7 @@ def test_every_state_is_left_or_terminal(history: list[tuple[str, int]], can_res
             if good:
                 health.begin_restart()
                 health.started()
-                health.answered()
+                health.answered(began=clock.now)
                 health.synced(7)
             else:
                 health.failed("f", began=clock.now)
@@ -224,10 +227,12 @@ def test_every_state_is_left_or_terminal(history: list[tuple[str, int]], can_res
         else:
             assert health.state in (State.DEAD, State.RESTARTING)
             health.start_failed("s")
-            health.answered()
+            clock.now += 1.0
+            health.answered(began=clock.now)
             assert health.state is State.STALE
 
 
+@settings(deadline=None)
 @given(history=HISTORIES)
 def test_no_more_restarts_than_the_budget_in_any_window(history: list[tuple[str, int]]) -> None:
     health, clock = machine()

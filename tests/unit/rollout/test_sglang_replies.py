@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdapo.rollout.engine import Completion, EngineError, SamplingParams
@@ -154,6 +154,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(field=st.sampled_from([*GOOD, *GOOD["meta_info"]]), value=JSON)
 def test_whatever_a_field_holds_the_reply_is_read_or_refused(field: str, value: Any) -> None:
     """Never another exception, and what is read keeps every promise."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdapo.rollout.sglang_routing import Routes
@@ -22,6 +22,7 @@ def test_a_group_and_the_turns_of_its_dialogues_share_a_server() -> None:
         assert len(homes) == 1
 
 
+@settings(deadline=None)
 @given(groups=st.integers(1, 60), servers=st.integers(1, 7), salt=st.integers(0, 1000))
 def test_no_server_has_more_than_its_share_and_a_quarter(groups: int, servers: int, salt: int) -> None:
     usable = [f"http://s{i}:{salt}" for i in range(servers)]
@@ -59,6 +60,7 @@ def test_routes_are_the_same_in_every_process() -> None:
     assert "".join(found) == "abbabaaababa"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), max_size=60))
 def test_released_dialogues_leave_nothing_behind(events: list[tuple[int, int, bool]]) -> None:
     routes = Routes(8)

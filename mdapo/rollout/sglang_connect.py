@@ -1,0 +1,44 @@
+"""The SGLang engine that a configuration asks for, checked before the run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mdapo.config.model_facts import ModelFacts
+from mdapo.config.schema import Config
+from mdapo.rollout.sglang_client import open_session
+from mdapo.rollout.sglang_engine import SGLangEngine
+from mdapo.rollout.sglang_servers import Address, Restart, Resync, Sync, Timing
+
+
+async def connect(
+    config: Config,
+    model: ModelFacts,
+    addresses: Sequence[Address],
+    *,
+    router: Address | None = None,
+    sync: Sync,
+    resync: Resync | None = None,
+    restart: Restart | None = None,
+    notify: Callable[[str], object],
+) -> SGLangEngine:
+    """An engine over servers that answer already; see ``SGLangEngine`` and, for those of others, ``external``. It
+    serves after its first ``update_weights``. ``UserError``: a server that is not as the run needs it."""
+    engine = SGLangEngine(
+        addresses,
+        session=open_session(),
+        vocab_size=model.vocab,
+        sync=sync,
+        resync=resync,
+        restart=restart,
+        router=router,
+        max_running=config.rollout.max_running,
+        timing=Timing.of(config),
+        notify=notify,
+    )
+    try:
+        await engine.check(max_context=config.model.max_context, architecture=model.architecture)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
