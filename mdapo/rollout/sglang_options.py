@@ -9,7 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from mdapo.config.placement import server_devices, server_group
+
+if TYPE_CHECKING:
+    from mdapo.config.schema import Config
 
 LAUNCH = Path(__file__).with_name("sglang_launch.py")
 HOST = "127.0.0.1"
@@ -82,6 +87,33 @@ class ServerOptions:
             visible = os.environ[name].split(",") if os.environ.get(name) else [str(n) for n in range(1024)]
             found[name] = ",".join(visible[n] for n in self.devices)
         return found
+
+
+def server_options(
+    config: Config, *, here: Literal["cpu", "cuda", "npu"], visible: int, threads: int = 0
+) -> list[ServerOptions]:
+    """Each server that mdapo starts for this run.
+
+    ``here`` is the kind of the trainer's own device, ``visible`` how many of the servers' kind the job sees;
+    ``UserError`` when they are too few.
+    """
+    rollout, group = config.rollout, server_group(config)
+    kind = here if group is None or group.device is None else group.device
+    return [
+        ServerOptions(
+            model_path=config.model.path,
+            device=kind,
+            devices=devices,
+            tp=rollout.tp,
+            dtype=config.model.dtype,
+            max_context=config.model.max_context,
+            max_running=rollout.max_running,  # of each: when one dies, another takes over what it had
+            python=rollout.server_python,
+            threads=threads,
+            engine_args=rollout.engine_args,
+        )
+        for devices in server_devices(config, kind=kind, visible=visible)
+    ]
 
 
 def _words(name: str, value: object) -> list[str]:
