@@ -61,9 +61,11 @@ class ServerOptions:
             "dtype": self.dtype,
             "context-length": self.max_context + SPARE_POSITIONS,
             "max-running-requests": self.max_running,
+            "log-level-http": "warning",  # no line a request
         }
         if self.device == "cpu":
-            tokens = min(max(CPU_CACHE_TOKENS, self.max_context + SPARE_POSITIONS), self.max_running * self.max_context)
+            room = self.max_context + SPARE_POSITIONS
+            tokens = max(room, min(CPU_CACHE_TOKENS, self.max_running * room))
             options |= {**ON_CPU, "max-total-tokens": tokens}
         options |= {name.replace("_", "-"): value for name, value in self.engine_args.items()}
         words = [word for name, value in options.items() for word in _words(name, value)]
@@ -72,7 +74,9 @@ class ServerOptions:
     def environment(self) -> dict[str, str]:
         """The server's: this process's, less what makes it a rank under torchrun, with what SGLang is to know."""
         found = {name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)}
+        beside = [found[name] for name in ("no_proxy", "NO_PROXY") if found.get(name)][:1]
         found |= {
+            **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*beside, HOST])),  # SGLang calls itself to warm up
             "HF_HUB_OFFLINE": "1",  # nothing is downloaded
             "TOKENIZERS_PARALLELISM": "false",
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_POSITIONS, where the model has no more

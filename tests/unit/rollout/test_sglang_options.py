@@ -61,6 +61,15 @@ def test_a_server_sees_its_own_devices_among_those_that_the_job_sees(monkeypatch
     assert ServerOptions("m", device="cuda").environment()["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
 
+def test_a_server_reaches_itself_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert ServerOptions("m").environment()["no_proxy"] == "127.0.0.1"
+    monkeypatch.setenv("NO_PROXY", "internal")
+    environment = ServerOptions("m").environment()
+    assert environment["no_proxy"] == environment["NO_PROXY"] == "internal,127.0.0.1"
+
+
 def test_a_server_is_no_rank_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
     for name in ranks:
