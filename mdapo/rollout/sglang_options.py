@@ -9,7 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from mdapo.config.placement import server_devices, server_group
+
+if TYPE_CHECKING:
+    from mdapo.config.schema import Config
 
 LAUNCH = Path(__file__).with_name("sglang_launch.py")
 HOST = "127.0.0.1"
@@ -56,9 +61,11 @@ class ServerOptions:
             "dtype": self.dtype,
             "context-length": self.max_context + CONTEXT_MARGIN,
             "max-running-requests": self.max_running,
+            "log-level-http": "warning",  # no line a request
         }
         if self.device == "cpu":
-            tokens = min(max(CPU_CACHE_TOKENS, self.max_context + CONTEXT_MARGIN), self.max_running * self.max_context)
+            room = self.max_context + CONTEXT_MARGIN
+            tokens = max(room, min(CPU_CACHE_TOKENS, self.max_running * room))
             options |= {**ON_CPU, "max-total-tokens": tokens}
         options |= {name.replace("_", "-"): value for name, value in self.engine_args.items()}
         words = [word for name, value in options.items() for word in _words(name, value)]
@@ -67,7 +74,9 @@ class ServerOptions:
     def environment(self) -> dict[str, str]:
         """The server's: this process's, less what makes it a rank under torchrun, with what SGLang is to know."""
         found = {name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)}
+        beside = [found[name] for name in ("no_proxy", "NO_PROXY") if found.get(name)][:1]
         found |= {
+            **dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join([*beside, HOST])),  # SGLang calls itself to warm up
             "HF_HUB_OFFLINE": "1",  # nothing is downloaded
             "TOKENIZERS_PARALLELISM": "false",
             "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for CONTEXT_MARGIN, where the model has no more
@@ -82,6 +91,33 @@ class ServerOptions:
             visible = os.environ[name].split(",") if os.environ.get(name) else [str(n) for n in range(1024)]
             found[name] = ",".join(visible[n] for n in self.devices)
         return found
+
+
+def server_options(
+    config: Config, *, here: Literal["cpu", "cuda", "npu"], visible: int, threads: int = 0
+) -> list[ServerOptions]:
+    """Each server that mdapo starts for this run.
+
+    ``here`` is the kind of the trainer's own device, ``visible`` how many of the servers' kind the job sees;
+    ``UserError`` when they are too few.
+    """
+    rollout, group = config.rollout, server_group(config)
+    kind = here if group is None or group.device is None else group.device
+    return [
+        ServerOptions(
+            model_path=config.model.path,
+            device=kind,
+            devices=devices,
+            tp=rollout.tp,
+            dtype=config.model.dtype,
+            max_context=config.model.max_context,
+            max_running=rollout.max_running,  # of each: when one dies, another takes over what it had
+            python=rollout.server_python,
+            threads=threads,
+            engine_args=rollout.engine_args,
+        )
+        for devices in server_devices(config, kind=kind, visible=visible)
+    ]
 
 
 def _words(name: str, value: object) -> list[str]:

@@ -46,6 +46,17 @@ def test_best_device_present_is_chosen_and_indexed_by_local_rank(monkeypatch: py
     assert device.current().backend == "cpu:gloo,cuda:nccl"
 
 
+def test_a_placement_says_which_device_each_local_rank_drives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "available", lambda kind: kind == "cuda")
+    monkeypatch.setenv("MDAPO_DEVICE_IDS", "6,2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device.current() == device.Device("cuda", 2)
+    device.current.cache_clear()
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match=r"placement.actor: 2 devices \(6,2\) for more ranks on this machine"):
+        device.current()
+
+
 def test_memory_facts_of_the_machine() -> None:
     facts = device.Device("cpu").memory_bytes()
     assert 0 < facts["peak"] < facts["total"]

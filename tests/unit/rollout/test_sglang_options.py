@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from mdapo.rollout.sglang_options import LAUNCH, ServerOptions
+from mdapo.config.load import load
+from mdapo.rollout.sglang_options import LAUNCH, ServerOptions, server_options
 
 ON_A_GPU = ServerOptions("models/m", device="cuda", devices=(2, 3), tp=2, max_context=1024, max_running=8)
 
@@ -59,6 +61,15 @@ def test_a_server_sees_its_own_devices_among_those_that_the_job_sees(monkeypatch
     assert ServerOptions("m", device="cuda").environment()["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
 
+def test_a_server_reaches_itself_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert ServerOptions("m").environment()["no_proxy"] == "127.0.0.1"
+    monkeypatch.setenv("NO_PROXY", "internal")
+    environment = ServerOptions("m").environment()
+    assert environment["no_proxy"] == environment["NO_PROXY"] == "internal,127.0.0.1"
+
+
 def test_a_server_is_no_rank_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
     for name in ranks:
@@ -69,3 +80,23 @@ def test_a_server_is_no_rank_of_the_trainer(monkeypatch: pytest.MonkeyPatch) -> 
     assert environment["PATH"]
     assert ServerOptions("m", threads=3).environment()["OMP_NUM_THREADS"] == "3"
     assert ON_A_GPU.environment()["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_run_says_how_many_servers_there_are_and_what_each_gets(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        """
+model: {path: models/m, dtype: float32, max_context: 2048}
+data: {train_files: [a.jsonl]}
+rollout: {engine: sglang, tp: 2, max_running: 7, server_python: /env/bin/python, engine_args: {page_size: 16}}
+placement:
+  groups: [{name: train, device: npu}, {name: serve, device: cuda, ids: [4, 5, 6, 7]}]
+  actor: train
+  rollout: serve
+"""
+    )
+    first, second = server_options(load(tmp_path / "c.yaml").config, here="npu", visible=8)
+    assert (first.device, first.devices, second.devices) == ("cuda", (4, 5), (6, 7))
+    assert (first.model_path, first.dtype, first.max_context, first.max_running) == ("models/m", "float32", 2048, 7)
+    assert (first.python, first.tp, first.engine_args) == ("/env/bin/python", 2, {"page_size": 16})
+    local = load(tmp_path / "c.yaml", ["placement={groups: [], actor: null, rollout: null}", "rollout.num_servers=2"])
+    assert [(o.device, o.devices) for o in server_options(local.config, here="cpu", visible=0)] == [("cpu", ())] * 2
