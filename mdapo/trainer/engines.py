@@ -12,14 +12,14 @@ import torch
 
 from mdapo import device
 from mdapo.config.model_facts import ModelFacts, require_facts
-from mdapo.config.placement import colocated, server_devices, server_group
+from mdapo.config.placement import colocated, server_group
 from mdapo.config.schema import Config
 from mdapo.device import Kind
 from mdapo.rollout.engine import Engine
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.sglang_client import open_session
 from mdapo.rollout.sglang_engine import SGLangEngine
-from mdapo.rollout.sglang_options import ServerOptions
+from mdapo.rollout.sglang_options import server_options
 from mdapo.rollout.sglang_server import Server
 from mdapo.rollout.sglang_servers import Address, Timing, external
 from mdapo.sync.build import build_pusher
@@ -71,26 +71,10 @@ async def open_engine(config: Config, *, logs: Path, say: Say) -> OpenEngine:
 
 
 def _owned(config: Config, logs: Path) -> list[Server]:
-    kind = _servers_on(config)
+    here, kind = device.current().kind, _servers_on(config)
     visible = 0 if kind == "cpu" else int(getattr(torch, kind).device_count())
-    rollout, model = config.rollout, config.model
-    return [
-        Server(
-            ServerOptions(
-                model.path,
-                device=kind,
-                devices=devices,
-                tp=rollout.tp,
-                dtype=model.dtype,
-                max_context=model.max_context,
-                max_running=rollout.max_running,
-                python=rollout.server_python,
-                engine_args=rollout.engine_args,
-            ),
-            log=logs / f"server-{number}.log",
-        )
-        for number, devices in enumerate(server_devices(config, kind=kind, visible=visible))
-    ]
+    options = server_options(config, here=here, visible=visible)
+    return [Server(one, log=logs / f"server-{number}.log") for number, one in enumerate(options)]
 
 
 def _servers_on(config: Config) -> Kind:
