@@ -127,8 +127,6 @@ def file_problems(config: Config) -> list[Problem]:
         key_file = config.rollout.key_file
         if key_file is not None and (why := why_no_file(key_file)):
             problems.append(Problem("rollout.key_file", f"{why}: {key_file}"))
-        if config.rollout.engine == "sglang" and not (PACKAGE / "rollout" / "sglang_engine.py").is_file():
-            problems.append(Problem("rollout.engine", "this version of mdapo has no SGLang engine; use local"))
         problems += server_python_problems(config)
     return [*problems, *_data_files("data.val_files", config.data.val_files)]
 

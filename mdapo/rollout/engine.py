@@ -47,7 +47,10 @@ class Completion:
 class Engine(Protocol):
     """What trainer and episodes need from an engine; implemented in-process (local) and over HTTP (SGLang)."""
 
-    version: int
+    @property
+    def version(self) -> int:
+        """Of the weights that it has."""
+        ...
 
     @property
     def description(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mdapo.megatron.layout import broadcast_bytes
 from mdapo.rollout.engine import Engine, EngineError
@@ -25,10 +25,13 @@ def sync_weights(
     With a ``pusher`` (rank 0, servers) a server that lost its weights through another one's failure is given them once
     more. ``EngineError`` on every rank: the engine has no weights to answer with.
     """
+    said: list[Any] = []
     for attempt in range(TRIES):
         verdict = _once(actor, engine, version, loop)
         again = pusher is not None and pusher.last is not None and bool(pusher.last.again) and attempt + 1 < TRIES
-        said = json.loads(broadcast_bytes(json.dumps([verdict, again]).encode() if engine is not None else None))
+        said = json.loads(
+            broadcast_bytes(json.dumps([verdict, again], allow_nan=False).encode() if engine is not None else None)
+        )
         if not said[1]:
             break
     if said[0]:

@@ -353,6 +353,7 @@ def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
         "reward.timeout_s",
         "rollout.episode_timeout_s",
         "rollout.start_timeout_s",
+        "sync.timeout_s",
     } == DEADLINES
     for key in DEADLINES:
         for value in ("1e9", "1e30"):

@@ -347,17 +347,6 @@ def files_of(loaded: Loaded) -> list[str]:
     return [f"{p.key}: {p.text}" for p in file_problems(loaded.config)]
 
 
-def test_an_engine_that_is_not_there_is_never_replaced_by_another(
-    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mdapo.config.plan.PACKAGE", tmp_path)
-    (problem,) = files_of(load(good, ["rollout.engine=sglang"]))
-    assert problem == "rollout.engine: this version of mdapo has no SGLang engine; use local"
-    (tmp_path / "rollout").mkdir()
-    (tmp_path / "rollout" / "sglang_engine.py").write_text("")
-    assert files_of(load(good, ["rollout.engine=sglang", "rollout.urls=['http://h:1']"])) == []
-
-
 def test_files_that_are_not_there_are_told(good: Path, tmp_path: Path) -> None:
     assert files_of(load(good)) == []
     assert files_of(load(good, ["data.train_files=[package:customer_service_train.jsonl]"])) == []

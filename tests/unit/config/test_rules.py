@@ -49,7 +49,10 @@ def good(tmp_path: Path) -> Path:
         ("rollout.engine=sglang rollout.dtype=float32", "rollout.dtype: is for the local engine"),
         ("rollout.engine=sglang rollout.urls=[host:1]", "rollout.urls.0: must look like http://host:port"),
         ("rollout.engine=sglang rollout.urls=['http://h:1'] rollout.engine_args={a: 1}", "rollout.engine_args: are"),
-        ("rollout.engine=sglang rollout.router=h:1", "rollout.router: must look like http://host:port, not 'h:1'"),
+        (
+            "rollout.engine=sglang rollout.urls=['http://h:1'] rollout.router=h:1",
+            "rollout.router: must look like http://host:port, not 'h:1'",
+        ),
         ("rollout.router=http://h:1", "rollout.router: is for the servers of rollout.urls, which is empty"),
         ("rollout.key_file=k", "rollout.key_file: is for the servers of rollout.urls, which is empty"),
         ("rollout.engine=sglang rollout.top_k=1 rollout.temperature=0.7", "rollout.top_k: 1 is greedy to SGLang"),
