@@ -22,18 +22,21 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from importlib import util
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC, OBJECTS, NATIVE = ROOT / "csrc", ROOT / "build" / "csrc", ROOT / "mdapo" / "_native"
 MODES = ("auto", "none", "cpu", "cuda", "npu")
-CXX_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Not contracted: where x * t - m is one rounding and m = x * t another, the largest logit is not its own maximum.
+CXX_FLAGS = ["-O3", "-ffp-contract=off", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # torch's stable ABI as of 2.10: one library serves every later torch.
 STABLE_FLAGS = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 # torch_npu's headers take in those of torch that the stable ABI forbids: its library is for one torch and torch_npu.
 ASCEND_FLAGS = ["-std=c++20"]
-NVCC_FLAGS = ["-O3", "-std=c++17", "-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xptxas", "-v", "--expt-relaxed-constexpr"]
+NVCC_FLAGS = ["-O3", "-fmad=false", "-std=c++17", "--expt-relaxed-constexpr"]
+NVCC_FLAGS += ["-Xcompiler", "-fPIC,-Wall,-Wextra", "-Xptxas", "-v"]
 CUDA_ARCHS = "80 90a 100"
 BISHENG_FLAGS = ["-x", "asc", "-O3", "-std=c++17", "-fPIC"]
 # SOC_VERSION begins with -> its architecture: Atlas A2 and A3 are one.
@@ -46,7 +49,12 @@ SOURCES = {
 
 
 class BuildError(Exception):
-    """Why a library cannot be had: for people, without a traceback."""
+    """Why a library cannot be had: for people, without a traceback. ``gist``: the one line of it."""
+
+    @property
+    def gist(self) -> str:
+        lines = str(self).splitlines() or [""]
+        return next((line.strip() for line in lines if "error" in line.lower()), lines[0])[:300]
 
 
 @dataclass(frozen=True)
@@ -71,8 +79,8 @@ def find_tools(environ: Mapping[str, str] = os.environ) -> Tools:
     home = environ.get("CUDA_HOME", "/usr/local/cuda")
     ascend = environ.get("ASCEND_HOME_PATH")
     return Tools(
-        cxx=_which(environ.get("CXX", ""), "g++", "c++", "clang++"),
-        nvcc=_which(environ.get("NVCC", ""), f"{home}/bin/nvcc", "nvcc"),
+        cxx=_named("CXX", environ) or _which("g++", "c++", "clang++"),
+        nvcc=_named("NVCC", environ) or _which(f"{home}/bin/nvcc", "nvcc"),
         torch=torch,
         torch_version=version[1] if version else "",
         torch_cuda=re.search(r"^cuda[^=]*= '", text, re.M) is not None,
@@ -81,6 +89,14 @@ def find_tools(environ: Mapping[str, str] = os.environ) -> Tools:
         bisheng=_which("bisheng", f"{ascend}/bin/bisheng", f"{ascend}/compiler/ccec_compiler/bin/bisheng"),
         torch_npu=_package("torch_npu"),
     )
+
+
+def _named(variable: str, environ: Mapping[str, str]) -> str:
+    """The program that a variable names, "" where it is not set. ``BuildError``: there is none of that name."""
+    name = environ.get(variable, "")
+    if name and not _which(name):
+        raise BuildError(f"{variable}={name}: no such program")
+    return _which(name)
 
 
 def _package(name: str) -> Path | None:
@@ -124,13 +140,18 @@ def build(backend: str, tools: Tools, *, target: Path | None = None, objects: Pa
     linker = tools.bisheng if backend == "npu" else tools.cxx
     command = [linker, "-shared", "-o", str(target), *files, *_libraries(backend, tools)]
     record = objects / backend / "link.cmd"
-    known = target.exists() and record.exists() and record.read_text() == _text(command, tools)
+    known = target.exists() and record.exists() and record.read_text() == _text(command, tools) + _digest(target)
     if known and not any(made.values()):
         return False
     target.parent.mkdir(parents=True, exist_ok=True)
     _replace(target, lambda path: _call([path if c == str(target) else c for c in command]))
-    record.write_text(_text(command, tools))
+    record.write_text(_text(command, tools) + _digest(target))
     return True
+
+
+def _digest(library: Path) -> str:
+    """Of what was linked: one that was cut short or overwritten is made again."""
+    return f"{sha256(library.read_bytes()).hexdigest()}\n"
 
 
 def compile_objects(backend: str, tools: Tools, *, objects: Path = OBJECTS) -> dict[Path, bool]:
@@ -138,9 +159,16 @@ def compile_objects(backend: str, tools: Tools, *, objects: Path = OBJECTS) -> d
     folder = objects / backend
     folder.mkdir(parents=True, exist_ok=True)
     files = sources(backend)
-    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", min(4, os.cpu_count() or 1)))) as pool:
+    with ThreadPoolExecutor(_jobs()) as pool:
         made = list(pool.map(partial(_compile, folder=folder, tools=tools), files))
     return dict(zip((_object(folder, f) for f in files), made, strict=True))
+
+
+def _jobs() -> int:
+    text = os.environ.get("MAX_JOBS", str(min(4, os.cpu_count() or 1)))
+    if not text.isdecimal() or int(text) < 1:
+        raise BuildError(f"MAX_JOBS={text}: must be a whole number from 1 on")
+    return int(text)
 
 
 def compile_command(source: Path, output: str, tools: Tools) -> list[str]:
@@ -265,35 +293,49 @@ def _which(*names: str) -> str:
 
 
 def build_all(mode: str, *, native: Path = NATIVE) -> list[str]:
-    """The backends whose libraries are there now. In ``auto`` mode what fails is said in one line, not raised."""
-    tools = find_tools()
+    """The backends whose libraries are there now; those that were not asked for are not left from earlier builds.
+
+    In ``auto`` mode what fails is said in one line, not raised.
+    """
     built = []
     try:
+        tools = find_tools()
         chosen = choose(mode, tools)
     except BuildError as error:
         if mode != "auto":
             raise
-        print(f"mdapo: no native ops, the plain-torch references serve: {error}")
+        print(f"mdapo: no native ops, the plain-torch references serve: {error.gist}")
         return []
+    if mode == "none":
+        for backend in SOURCES:
+            (native / f"mdapo_{backend}.so").unlink(missing_ok=True)
     for backend in chosen:
         target = native / f"mdapo_{backend}.so"
         try:
             if build(backend, tools, target=target):
                 print(f"mdapo: built {target}")
-        except BuildError as error:
+        except (BuildError, OSError) as error:
             if mode != "auto":
-                raise
-            print(f"mdapo: no native ops for {backend}, the plain-torch references serve: {error}")
+                raise BuildError(str(error)) from error
+            gist = error.gist if isinstance(error, BuildError) else str(error)
+            print(f"mdapo: no native ops for {backend}, the plain-torch references serve: {gist}")
             continue
         built.append(backend)
     return built
 
 
+def main(arguments: Sequence[str]) -> None:
+    if not arguments:
+        build_all(os.environ.get("MDAPO_BUILD", "auto"))
+    elif len(arguments) == 2 and arguments[0] == "objects" and arguments[1] in SOURCES:
+        compile_objects(arguments[1], find_tools())
+    else:
+        raise BuildError(f"csrc/compile.py takes no arguments, or: objects {'|'.join(SOURCES)}")
+
+
 if __name__ == "__main__":
     try:
-        if sys.argv[1:2] == ["objects"]:
-            compile_objects(sys.argv[2], find_tools())
-        else:
-            build_all(os.environ.get("MDAPO_BUILD", "auto"))
+        main(sys.argv[1:])
     except BuildError as error:
-        sys.exit(f"mdapo: {error}")
+        print(f"mdapo: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -8,8 +8,10 @@
 
 namespace mdapo::balance {
 
-constexpr int kPlanPrecision = 10;  // loads that differ by 2^-10 of the mean bin are alike
-constexpr int kRankPrecision = 28;  // ranks are levelled to 2^-28 of the mean
+constexpr int kPlanPrecision = 10;   // loads that differ by 2^-10 of the mean bin are alike
+constexpr int kAlikePrecision = 12;  // ranks within 2^-12 of the mean are level enough
+constexpr int kSlackPrecision = 7;   // a slot may grow by 2^-7 where that levels ranks
+constexpr int kRankPrecision = 28;   // ranks are levelled to 2^-28 of the mean
 constexpr int kPasses = 8;
 
 struct Shape {
@@ -324,6 +326,14 @@ inline void level_ranks(Placed& plan, const Items& items, bool equal, std::vecto
   level(ranks, std::vector<int64_t>(plan.dp, 0), items.cost, of_ranks(ranks), rules);
 }
 
+// Whether the heaviest rank is so near to the mean that to level further is worth nothing of the lockstep.
+inline bool ranks_alike(const Placed& plan) {
+  std::vector<int64_t> load(plan.dp);
+  for (int32_t b = 0; b < plan.bins.count(); ++b) load[plan.rank[b]] += plan.bins.load[b];
+  const int64_t mean = ceil_div(plan.bins.total(), plan.dp);
+  return *std::max_element(load.begin(), load.end()) <= mean + (mean >> kAlikePrecision);
+}
+
 inline Placed plan_sorted(const Items& items, const Shape& shape) {
   Bins bins = shape.equal_size ? equal_bins(items, shape) : free_bins(items, shape);
   const int32_t count = bins.count();
@@ -333,11 +343,19 @@ inline Placed plan_sorted(const Items& items, const Shape& shape) {
   }
   level_slots(plan, items, shape.equal_size);
   if (!shape.equal_size) share_slots(plan);
-  // Ranks are first levelled at no cost to the lockstep; where that does not matter, then without regard for it.
-  for (const bool in_slots : {true, false}) {
-    if (shape.lockstep && !in_slots) break;
-    if (!shape.equal_size) swap_bins(plan, in_slots);
-    level_ranks(plan, items, shape.equal_size, in_slots ? slot_heights(plan) : std::vector<int64_t>(count, INT64_MAX));
+  // Ranks are first levelled at no cost to the lockstep; if that is not enough, at little, or, where it does not
+  // matter, without regard for it.
+  if (!shape.equal_size) swap_bins(plan, true);
+  level_ranks(plan, items, shape.equal_size, slot_heights(plan));
+  if (!ranks_alike(plan)) {
+    std::vector<int64_t> ceiling(count, INT64_MAX);
+    if (shape.lockstep) {
+      ceiling = slot_heights(plan);
+      for (int64_t& height : ceiling) height += height >> kSlackPrecision;
+    } else if (!shape.equal_size) {
+      swap_bins(plan, false);
+    }
+    level_ranks(plan, items, shape.equal_size, std::move(ceiling));
   }
   order_ranks(plan);
   return plan;

@@ -32,7 +32,8 @@ the other ranks' micro-batches of that slot are filled to the same cost with the
 until no such sample is left; the rest is LPT under the cap, where full micro-batches gather room from each other by
 swaps when a sample fits in none. (2) LPT under the cap alone. (3) Best fit decreasing (Johnson 1973), which needs at
 most 11/9 of the fewest. Then exchanges under the cap, first between micro-batches by what each lacks to the heaviest of
-its slot, then between ranks by their sum.
+its slot, then between ranks by their sum, with no slot growing. Where ranks are not within 2^-12 of their mean by then,
+slots may grow: by 2^-7 of their height where all wait at each, as far as it takes where they wait at the end.
 
 All costs are integers and every tie is broken by value, then by number, so that a plan is the same on every machine,
 with and without the compiled library, and equal samples are interchangeable. Kernels: csrc/balance; the same in Python:

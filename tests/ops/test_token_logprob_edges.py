@@ -165,6 +165,20 @@ def test_a_nan_of_any_bits_is_noticed(backend: Backend, bits: int, column: int) 
     assert stats_4R[op.SUM].isnan().tolist() == [True, False]
 
 
+@pytest.mark.parametrize("temperature", [10.0, 0.7, 0.1, 0.01, 1e-4, 1e-6])
+def test_the_likeliest_id_is_never_more_than_certain(backend: Backend, temperature: float) -> None:
+    """Its logit is the largest to the last bit, however the products by 1 / temperature are rounded."""
+    inputs = case(200, 500, hidden=64, device=backend.device, size=3.0)
+    targets_R = (inputs.hidden_RH @ inputs.weight_VH.t()).argmax(1)
+    found_R, _ = op.logprob_and_entropy(inputs.hidden_RH, inputs.weight_VH, targets_R, temperature=temperature)
+    logits_RV = (inputs.hidden_RH.double() @ inputs.weight_VH.double().t()) / temperature
+    exact_R = logits_RV.log_softmax(1).gather(1, targets_R[:, None])[:, 0]
+    plain_RV = (inputs.hidden_RH @ inputs.weight_VH.t()) / temperature
+    plain_R = plain_RV.log_softmax(1).gather(1, targets_R[:, None])[:, 0]
+    assert found_R.max() <= 0
+    assert (found_R - exact_R).abs().max() <= 2 * (plain_R - exact_R).abs().max() + 1e-6
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e300])
 def test_a_temperature_that_is_none_is_refused(temperature: float) -> None:
     inputs = case(4, 20, device="cpu")

@@ -12,6 +12,8 @@ from mdapo.ops.balance_reference.packing import Bins, Company, Items, SlotFit, b
 from mdapo.ops.balance_reference.partition import PartRules, partition_sorted
 
 PLAN_PRECISION = 10  # loads that differ by 2^-10 of the mean bin are alike
+ALIKE_PRECISION = 12  # ranks within 2^-12 of the mean are level enough
+SLACK_PRECISION = 7  # a slot may grow by 2^-7 where that levels ranks
 RANK_PRECISION = 28  # ranks are levelled to 2^-28 of the mean
 PASSES = 8
 
@@ -45,13 +47,29 @@ def plan_sorted(items: Items, shape: Shape) -> Placed:
     level_slots(plan, items, equal=equal)
     if not equal:
         share_slots(plan)
-    # Ranks are first levelled at no cost to the lockstep; where that does not matter, then without regard for it.
-    for in_slots in [True] if shape.lockstep else [True, False]:
-        if not equal:
-            swap_bins(plan, in_slots=in_slots)
-        level_ranks(plan, items, equal=equal, ceiling=slot_heights(plan) if in_slots else None)
+    # Ranks are first levelled at no cost to the lockstep; if that is not enough, at little, or, where it does not
+    # matter, without regard for it.
+    if not equal:
+        swap_bins(plan, in_slots=True)
+    level_ranks(plan, items, equal=equal, ceiling=slot_heights(plan))
+    if not ranks_alike(plan):
+        ceiling = None
+        if shape.lockstep:
+            ceiling = [height + (height >> SLACK_PRECISION) for height in slot_heights(plan)]
+        elif not equal:
+            swap_bins(plan, in_slots=False)
+        level_ranks(plan, items, equal=equal, ceiling=ceiling)
     order_ranks(plan)
     return plan
+
+
+def ranks_alike(plan: Placed) -> bool:
+    """Whether the heaviest rank is so near to the mean that to level further is worth nothing of the lockstep."""
+    load = [0] * plan.dp
+    for b, rank in enumerate(plan.rank):
+        load[rank] += plan.bins.load[b]
+    mean = ceil_div(sum(load), plan.dp)
+    return max(load) <= mean + (mean >> ALIKE_PRECISION)
 
 
 # How many bins, and a first filling.

@@ -82,6 +82,44 @@ def test_without_a_compiler_one_line_is_said(
     assert len(said) == 1 and "no native ops" in said[0] and "no C++ compiler" in said[0]
 
 
+def test_no_native_ops_are_wanted_and_none_are_left(building: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "mdapo_cpu.so").write_bytes(b"of an earlier build")
+    assert building.build_all("none", native=tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(30, "Read-only file system"), "g++ -c a.cpp\na.cpp:1: error: no C++\n 1 |\n"]
+)
+def test_what_fails_is_said_in_one_line_unless_it_was_asked_for(
+    building: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    error: OSError | str,
+) -> None:
+    def fail(*_: object, **__: object) -> bool:
+        raise building.BuildError(error) if isinstance(error, str) else error
+
+    monkeypatch.setattr(building, "choose", lambda mode, tools: ["cpu"])
+    monkeypatch.setattr(building, "build", fail)
+    assert building.build_all("auto", native=tmp_path) == []
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and ("a.cpp:1: error: no C++" in said[0] or "Read-only" in said[0])
+    with pytest.raises(building.BuildError):
+        building.build_all("cpu", native=tmp_path)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("CXX", "no-such-compiler"), ("NVCC", "/no/nvcc"), ("MAX_JOBS", "0")])
+def test_a_variable_that_means_nothing_is_named(
+    building: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(building.BuildError, match=f"{variable}={value}"):
+        building.find_tools()
+        building._jobs()
+
+
 def test_only_what_changed_is_compiled_again(
     building: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -98,6 +136,10 @@ def test_only_what_changed_is_compiled_again(
     target, objects = tmp_path / "mdapo_cpu.so", tmp_path / "objects"
     assert building.build("cpu", tools, target=target, objects=objects)
     assert not building.build("cpu", tools, target=target, objects=objects)
+    whole = target.read_bytes()
+    target.write_bytes(whole[:1000])
+    assert building.build("cpu", tools, target=target, objects=objects), "a damaged library is made again"
+    assert target.read_bytes() == whole
     (op / "demo.h").write_text("inline int one() { return 3; }\n")
     made = building.compile_objects("cpu", tools, objects=objects)
     assert {path.name: new for path, new in made.items()} == {"demo_cpu.cpp.o": True, "other_cpu.cpp.o": False}
