@@ -27,7 +27,7 @@ def header(pieces: tuple[Piece, ...], *, room: int | None = None) -> bytes:
         }
         for piece in pieces
     }
-    text = json.dumps(described, separators=(",", ":")).encode()
+    text = json.dumps(described, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     if room is not None:
         assert 8 + len(text) <= room, f"{len(pieces)} tensors of a bucket need {len(text)} bytes of header"

@@ -38,7 +38,7 @@ def sync_weights(
     for attempt in range(TRIES):
         verdict = _once(actor, engine, version, loop)
         again = pusher is not None and pusher.last is not None and bool(pusher.last.again) and attempt + 1 < TRIES
-        said = json.dumps([verdict, again]).encode() if engine is not None else None
+        said = json.dumps([verdict, again], allow_nan=False).encode() if engine is not None else None
         verdict, again = json.loads(broadcast_bytes(said, group=group))
         if not again:
             break
