@@ -5,7 +5,7 @@ What is alive at once is one bucket and the tensor being copied into it, however
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +47,7 @@ class Duplicated(ValueError):
     """A weight came twice; what the servers would hold depends on the order."""
 
 
-def cut(weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int, take: TakeBuffer) -> Iterator[Bucket]:
+def cut(weights: Iterable[tuple[str, Tensor]], *, bucket_bytes: int, take: TakeBuffer) -> Generator[Bucket]:
     """Every weight of the stream in exactly one bucket, in the stream's order.
 
     A bucket ends where the next tensor would make it larger than ``bucket_bytes``, or longer than ``MOST_PIECES``, or
@@ -100,8 +100,3 @@ class PlainBuffer:
 
     def drop(self) -> None:
         self._buffer_U = None
-
-
-def bytes_of(shapes: Mapping[str, tuple[int, ...]], element_size: int) -> int:
-    """Bytes of a model with these weights."""
-    return sum(torch.Size(shape).numel() for shape in shapes.values()) * element_size

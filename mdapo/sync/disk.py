@@ -90,8 +90,7 @@ def _write(path: Path, bucket: Bucket) -> None:
     """No fsync: what a crash of the machine leaves behind is never read, a new run sends its own."""
     try:
         with open(path, "wb", buffering=0) as file:
-            for part in (header(bucket.pieces), bucket.data_U.numpy()):
-                rest = memoryview(part)
+            for rest in (memoryview(header(bucket.pieces)), memoryview(bucket.data_U.numpy())):
                 while rest:
                     rest = rest[os.write(file.fileno(), rest) :]
     except OSError as error:

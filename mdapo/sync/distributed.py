@@ -50,13 +50,14 @@ class Group:
 
     def join(self, backend: str) -> None:
         """Blocks until every member has joined. ``RuntimeError``: one has not within the deadline."""
-        helper = dist.distributed_c10d._new_process_group_helper  # what the server joins with; the default group stays
+        assert self._store is not None, "it was left"
+        c10d: Any = dist.distributed_c10d  # its private parts: what the server joins with; the default group stays
         store = dist.PrefixStore(self.name, self._store)
         with _gloo_listens_on(self._address):
-            self._group, _ = helper(
+            self._group, _ = c10d._new_process_group_helper(
                 self.world, 0, [], dist.Backend(backend), store, group_name=self.name, timeout=self._timeout
             )
-        dist.distributed_c10d._world.pg_group_ranks[self._group] = {i: i for i in range(self.world)}  # to be let go of
+        c10d._world.pg_group_ranks[self._group] = {i: i for i in range(self.world)}  # to be let go of
 
     def broadcast(self, data_U: Tensor) -> None:
         """Blocks until sent. ``RuntimeError``: the deadline has passed, or a member is gone."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mdapo.megatron.layout import broadcast_bytes
 from mdapo.rollout.engine import Engine, EngineError
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from mdapo.megatron.actor import Actor
     from mdapo.rollout.event_loop import EventLoop
     from mdapo.sync.push import Pusher
@@ -17,25 +19,31 @@ TRIES = 2
 
 
 def sync_weights(
-    actor: Actor, engine: Engine | None, *, version: int, loop: EventLoop | None, pusher: Pusher | None = None
+    actor: Actor,
+    engine: Engine | None,
+    *,
+    version: int,
+    loop: EventLoop | None,
+    pusher: Pusher | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Collective over all ranks: each takes part in gathering the shards, rank 0 (which has the engine) sends them on.
 
     The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.
     With a ``pusher`` (rank 0, servers) a server that lost its weights through another one's failure is given them once
-    more. ``EngineError`` on every rank: the engine has no weights to answer with.
+    more. ``EngineError`` on every rank: the engine has no weights to answer with. ``group``: all ranks, with a deadline
+    that lets them wait for rank 0's last calls.
     """
-    said: list[Any] = []
+    verdict, again = "", False
     for attempt in range(TRIES):
         verdict = _once(actor, engine, version, loop)
         again = pusher is not None and pusher.last is not None and bool(pusher.last.again) and attempt + 1 < TRIES
-        said = json.loads(
-            broadcast_bytes(json.dumps([verdict, again], allow_nan=False).encode() if engine is not None else None)
-        )
-        if not said[1]:
+        said = json.dumps([verdict, again], allow_nan=False).encode() if engine is not None else None
+        verdict, again = json.loads(broadcast_bytes(said, group=group))
+        if not again:
             break
-    if said[0]:
-        raise EngineError(said[0])
+    if verdict:
+        raise EngineError(verdict)
 
 
 def _once(actor: Actor, engine: Engine | None, version: int, loop: EventLoop | None) -> str:

@@ -209,7 +209,14 @@ class Trainer:
         self.share_errors(lambda: self.lead.pause())
         pusher = self.lead.pusher if self.is_lead else None
         try:
-            sync_weights(self.actor, self.engine, version=self.state.version, loop=self.loop, pusher=pusher)
+            sync_weights(
+                self.actor,
+                self.engine,
+                version=self.state.version,
+                loop=self.loop,
+                pusher=pusher,
+                group=self.patient,
+            )
         except EngineError as error:
             self.lost = f"the engine has no weights to go on with: {error}; the same command resumes"
             return

@@ -359,7 +359,7 @@ def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
         for value in ("1e9", "1e30"):
             assert one(good, f"{key}={value}").startswith(f"{key}: must be at most 86400, not ")
         assert one(good, f"{key}=1e-9").startswith(f"{key}: must be at least ")
-        assert load(good, [f"{key}=86400"]).sources[key] == "command line"
+        assert load(good, ["run.init_timeout_s=86400", f"{key}=86400"]).sources[key] == "command line"
 
 
 def test_a_current_folder_that_is_gone_is_named(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""The collective pass on one rank: a second try for servers that only shared a failure, and a verdict for all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from recording import weights
+from torch import Tensor
+
+from mdapo.rollout.engine import EngineError
+from mdapo.sync.push import Outcome
+from mdapo.sync.weights import sync_weights
+
+
+class Streams:
+    """An actor whose gathering must go on to its end, or the other ranks would wait."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+    def export(self) -> Iterator[tuple[str, Tensor]]:
+        self.begun += 1
+        yield from weights()
+        self.ended += 1
+
+
+class Servers:
+    """Engine and pusher in one: each call goes as ``plan`` says ("good", "again", "fails")."""
+
+    def __init__(self, *plan: str) -> None:
+        self.plan, self.last = list(plan), None
+
+    async def update_weights(self, stream: Any, version: int) -> None:
+        kind = self.plan.pop(0)
+        next(stream)
+        again = frozenset({"u"} if kind == "again" else ())
+        self.last = Outcome(version, (), {}, again, 0, 0.0)
+        if kind != "good":
+            raise EngineError("no server took the weights")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("plan", "passes", "fails"),
+    [(("good",), 1, False), (("again", "good"), 2, False), (("again", "again"), 2, True), (("fails",), 1, True)],
+)
+def test_what_shared_a_failure_is_tried_once_more(group: None, plan: tuple[str, ...], passes: int, fails: bool) -> None:
+    actor, servers = Streams(), Servers(*plan)
+    with asyncio.Runner() as loop:
+        if fails:
+            with pytest.raises(EngineError, match="no server took the weights"):
+                sync_weights(actor, servers, version=1, loop=loop, pusher=servers)
+        else:
+            sync_weights(actor, servers, version=1, loop=loop, pusher=servers)
+    assert (actor.begun, actor.ended) == (passes, passes)
+    assert servers.plan == []
+
+
+def test_an_error_of_ours_still_lets_the_other_ranks_finish_their_part(group: None) -> None:
+    class Broken(Servers):
+        async def update_weights(self, stream: Any, version: int) -> None:
+            next(stream)
+            raise ZeroDivisionError
+
+    actor = Streams()
+    with asyncio.Runner() as loop, pytest.raises(ZeroDivisionError):
+        sync_weights(actor, Broken(), version=1, loop=loop)
+    assert actor.ended == 1
