@@ -347,7 +347,7 @@ def test_an_engine_that_is_not_there_is_never_replaced_by_another(
     good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mdapo.config.plan.PACKAGE", tmp_path)
-    (problem,) = files_of(load(good, ["rollout.engine=sglang"]))
+    (problem,) = files_of(load(good, ["rollout.engine=sglang", "rollout.urls=['http://h:1']"]))
     assert problem == "rollout.engine: this version of mdapo has no SGLang engine; use local"
     (tmp_path / "rollout").mkdir()
     (tmp_path / "rollout" / "sglang_engine.py").write_text("")
