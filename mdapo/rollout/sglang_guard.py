@@ -14,6 +14,7 @@ Exit code: the server's, 0 when it was told to stop.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import getpass
 import os
 import select
@@ -29,6 +30,8 @@ GRACE_S = 5.0  # from SIGTERM to SIGKILL
 GONE_S = 20.0  # a killed process leaves once the kernel has freed its memory
 LOOK_S = 1.0  # how often the server's shared memory is looked at: one that is killed leaves no time to
 SHM = "/dev/shm/"
+PREFIX = "mdapo-sgl-"
+LEFTOVER_S = 60.0  # a younger folder may be about to be locked
 
 
 def main() -> int:
@@ -37,7 +40,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)  # when to stop is the owner's to say
     key = sys.stdin.buffer.readline()
-    folder = tempfile.mkdtemp(prefix="mdapo-sgl-")
+    folder = own_folder()
     guard = os.getpid()
 
     def die_with_guard() -> None:
@@ -81,9 +84,9 @@ def environment(folder: str) -> dict[str, str]:
     }
 
 
-def watch(server: subprocess.Popen[bytes]) -> tuple[int, set[str]]:
+def watch(server: subprocess.Popen[bytes]) -> tuple[int, set[int]]:
     """Until the server ends by itself (its exit code) or standard input closes (0); and its shared memory."""
-    used: set[str] = set()
+    used: set[int] = set()
     look = time.monotonic() + LOOK_S
     while True:
         readable, _, _ = select.select([0], [], [], 0.2)
@@ -137,27 +140,55 @@ def group_of(leader: int) -> set[int]:
     return found
 
 
-def shared_memory(leader: int) -> set[str]:
-    """Files of /dev/shm that the server's processes use."""
-    return {file for pid in group_of(leader) for file in mapped(pid)}
+def shared_memory(leader: int) -> set[int]:
+    """Inodes of what the server's processes have mapped of /dev/shm; a semaphore's name there is one that is gone."""
+    return {inode for pid in group_of(leader) for inode in mapped(pid)}
 
 
-def mapped(pid: int) -> set[str]:
+def mapped(pid: int) -> set[int]:
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return {SHM + line.split(SHM, 1)[1].rstrip("\n") for line in file if SHM in line}
+            return {int(line.split(maxsplit=5)[4]) for line in file if SHM in line}
     except OSError:
         return set()  # it has just ended, or is another user's
 
 
-def remove_unused(files: set[str]) -> None:
-    """Removes those that no process has mapped any more: the trainer's, while it lives, stay."""
-    in_use = {file for name in os.listdir("/proc") if name.isdecimal() for file in mapped(int(name))}
-    for file in files - in_use:
-        try:
-            os.unlink(file)
-        except FileNotFoundError:
-            pass  # removed by the server, or long before ("... (deleted)")
+def remove_unused(used: set[int]) -> None:
+    """Removes the files that no process has mapped any more: the trainer's, while it lives, stay."""
+    in_use = {inode for name in os.listdir("/proc") if name.isdecimal() for inode in mapped(int(name))}
+    for entry in os.scandir(SHM):
+        if entry.inode() in used - in_use:
+            try:
+                os.unlink(entry.path)
+            except FileNotFoundError:
+                pass  # removed meanwhile
+
+
+def own_folder() -> str:
+    """A new folder, locked while the guard lives; those that killed guards of this user left behind go first."""
+    root = tempfile.gettempdir()
+    for name in os.listdir(root):
+        if name.startswith(PREFIX):
+            clear_leftover(os.path.join(root, name))
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # goes with this process
+    return folder
+
+
+def clear_leftover(folder: str) -> None:
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return  # gone meanwhile, or not ours to look into
+    try:
+        status = os.fstat(lock)
+        if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFTOVER_S:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass  # locked: its guard lives
+    finally:
+        os.close(lock)
 
 
 if __name__ == "__main__":

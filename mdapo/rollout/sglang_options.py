@@ -26,6 +26,7 @@ ON_CPU: Mapping[str, object] = {
     "sampling-backend": "pytorch",
     "grammar-backend": "none",
     "disable-overlap-schedule": True,
+    "sleep-on-idle": True,  # a scheduler without work would keep a core busy, which the trainer needs
 }
 CPU_CACHE_TOKENS = 32768  # of the KV cache, else a share of the machine's memory, all of it touched
 # torchrun's: with them SGLang would take its own process groups, and those of a weight update, for the trainer's.

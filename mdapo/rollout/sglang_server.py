@@ -125,8 +125,11 @@ class Server:
             while time.monotonic() < end:
                 if not self.alive:
                     return self._told(f"ended with exit code {self._guard.returncode}")
-                if _listens(self._guard.pid, port) and await _generates(session, self.url):
-                    return ""
+                if _listens(self._guard.pid, port):
+                    if await _generates(session, self.url):
+                        return ""
+                elif _TAKEN.search(self._said()):  # SGLang goes on calling whoever listens there, for minutes
+                    return self._told("could not listen")
                 await asyncio.sleep(POLL_S)
         return self._told(f"was not ready after {deadline_s:.0f} s (rollout.start_timeout_s)")
 

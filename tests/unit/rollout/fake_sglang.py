@@ -31,9 +31,11 @@ def sleep_in_child(*, leave_group: bool) -> int:
 
 def shared_file() -> str:
     path = f"/dev/shm/mdapo_fake_{os.getpid()}"
-    with open(path, "wb+") as file:
+    with open(f"{path}_new", "wb+") as file:
         file.truncate(4096)
         shared_file.kept = mmap.mmap(file.fileno(), 4096)
+    os.link(f"{path}_new", path)
+    os.unlink(f"{path}_new")  # as a semaphore is made: mapped under a name that is gone
     return path
 
 
@@ -64,5 +66,5 @@ except OSError:
     print(
         f"ERROR: [Errno 98] error while attempting to bind on {options['--port']}: address already in use", flush=True
     )
-    sys.exit(1)
+    time.sleep(600)  # as SGLang does, for minutes: to warm up it calls whoever listens there
 server.serve_forever()
