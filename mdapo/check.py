@@ -187,6 +187,9 @@ class _StandIn:
 
     async def release(self, session: str) -> None: ...
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     async def close(self) -> None: ...
 
 
