@@ -20,7 +20,7 @@ from mdapo.config.model_facts import require_facts
 from mdapo.config.schema import Config
 from mdapo.megatron import layout as layouts
 from mdapo.megatron.actor import Actor
-from mdapo.rollout.sglang_client import Client, http_session
+from mdapo.rollout.sglang_client import Client, open_session
 from mdapo.sync.build import build_pusher
 
 GOALS_S = {"tensor": 1.0, "distributed": 1.0, "disk": None}
@@ -33,7 +33,7 @@ async def measure(config: Config, actor: Actor, *, url: str, repeats: int) -> li
         config, facts, device=actor.layout.device, servers_on="cpu", urls=[url], ranks=1, colocated=False
     )
     found = []
-    async with http_session() as session:
+    async with open_session() as session:
         client = Client(url, os.environ.get("MDAPO_KEY", ""), session=session, vocab_size=facts.vocab)
         for version in range(1, repeats + 2):
             outcome = await pusher.push([client], actor.export(), version)
