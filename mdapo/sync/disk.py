@@ -90,7 +90,7 @@ def _write(path: Path, bucket: Bucket) -> None:
     """No fsync: what a crash of the machine leaves behind is never read, a new run sends its own."""
     try:
         with open(path, "wb", buffering=0) as file:
-            for rest in (memoryview(header(bucket.pieces)), memoryview(bucket.data_U.numpy())):
+            for rest in (memoryview(header(bucket.pieces)), bucket.data_U.numpy().data):
                 while rest:
                     rest = rest[os.write(file.fileno(), rest) :]
     except OSError as error:
