@@ -25,7 +25,9 @@ from mdapo.megatron import layout as layouts
 from mdapo.megatron.actor import Actor
 from mdapo.megatron.layout import broadcast_bytes
 from mdapo.sync.build import build_pusher
+from mdapo.sync.memory import Colocated
 from mdapo.sync.push import Pusher
+from mdapo.sync.servers import Fleet
 from mdapo.sync.weights import sync_weights
 
 
@@ -106,11 +108,19 @@ def main() -> None:
         pusher = build_pusher(
             own, facts, device=layout.device, servers_on="cpu", urls=[case["url"]], ranks=1, colocated=False
         ) if lead else None  # fmt: skip
+        if pusher is not None and case["colocated"]:
+            pusher.occupation = Colocated(timeout_s=100.0)
         engine = Servers(pusher, [client]) if pusher is not None and client is not None else None
         for repeat in range(case["repeats"]):
             version += 1
             step(actor, facts.vocab, seed=version)
+            away_s = 0.0
             before, _ = gap(actor, facts.vocab, ask)
+            if pusher is not None and runner is not None and client is not None and repeat > 0:
+                fleet, began = Fleet.of([client]), time.monotonic()
+                runner.run(pusher.occupation.give_back(fleet))
+                away_s = time.monotonic() - began
+                assert not fleet.failed, fleet.failed
             watch = Watch()
             watch.start()
             began = time.monotonic()
@@ -121,7 +131,7 @@ def main() -> None:
                 found.append({
                     "mode": mode, "repeat": repeat, "before": before, "after": after, "said": said, "version": version,
                     "failed": dict(pusher.last.failed), "bytes": pusher.last.bytes_sent, "growth": growth,
-                    "seconds": seconds,
+                    "seconds": seconds, "away_s": away_s,
                 })  # fmt: skip
         if pusher is not None and runner is not None:
             runner.run(pusher.close())
