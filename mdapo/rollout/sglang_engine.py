@@ -198,6 +198,22 @@ class SGLangEngine:
             found["engine/cached_share"] = counts["cached_tokens"] / counts["prompt_tokens"]
         return found
 
+    @property
+    def clients(self) -> list[Client]:
+        """Of each server that serves; behind a router, of its workers."""
+        return [client for server in self.fleet.serving for client in server.control]
+
+    async def ask(self, client: Client, request: Request) -> Completion:
+        """One turn of just that server, asked once. ``EngineError``: no good answer within an attempt's deadline."""
+        return await client.generate(
+            request.ids,
+            request.params,
+            rid=uuid.uuid4().hex,
+            seed=request.seed,
+            version=self.version,
+            deadline_s=self.timing.attempt_s,
+        )
+
     # ---- one turn --------------------------------------------------------------------------------------------------
 
     async def _answer(self, call: _Call) -> Completion:

@@ -401,6 +401,20 @@ def test_weights_wait_for_no_turn_and_none_runs_on() -> None:
     run(work())
 
 
+def test_one_server_can_be_asked_alone_and_only_once() -> None:
+    async def work() -> None:
+        async with HostileServer() as one, HostileServer() as two, engine_over([one.url, two.url]) as engine:
+            for client in engine.clients:
+                assert is_right(request(), await engine.ask(client, request()))
+            assert (one.requests["/generate"], two.requests["/generate"]) == (1, 1)
+            two.script = lambda _: "500"
+            with pytest.raises(EngineError, match="500"):
+                await engine.ask(engine.clients[1], request())
+            assert (one.requests["/generate"], two.requests["/generate"]) == (1, 2)
+
+    run(work())
+
+
 def test_turns_and_groups_keep_to_their_server() -> None:
     async def work() -> None:
         async with HostileServer() as one, HostileServer() as two, engine_over([one.url, two.url]) as engine:
