@@ -188,6 +188,10 @@ class Trainer:
         own = load_share(ranks.scatter_shares(self.share_errors(plan)))
         return micro_batches(own, self.config, token_multiple=multiple)
 
+    def make_room(self) -> None:
+        """Training begins: servers on the actor's devices give their memory back, until the sync that follows it."""
+        self.share_errors(lambda: self.lead.make_room())
+
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.
 

@@ -18,7 +18,8 @@ from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
-from mdapo.rollout.engine import SamplingParams
+from mdapo.rollout.engine import EngineError, SamplingParams
+from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.sync.compare import PROMPT_TOKENS, PROMPTS, TOKENS, Probed, probe
 from mdapo.tracking.recorder import replay_path
@@ -51,6 +52,7 @@ class Rollout(Protocol):
     def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
     def trained(self, collected: Collected) -> None: ...
+    def make_room(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def probe(self, *, version: int) -> Probed: ...
@@ -138,6 +140,15 @@ class LiveRollout:
     def trained(self, collected: Collected) -> None:
         self.loop.call(lambda: self.batch.trained(collected))
         self._boundary = None
+
+    def make_room(self) -> None:
+        """The actor trains next, and then brings new weights."""
+        engine, pusher = self.opened.engine, self.opened.pusher
+        if pusher is not None and pusher.occupation.shared and isinstance(engine, SGLangEngine):
+            try:
+                self.loop.run(engine.give_back(pusher.give_back))
+            except EngineError as error:
+                self.journal.say(f"the servers keep their memory while the actor trains: {error}")
 
     def pause(self) -> None:
         """Before the engine's weights change: no conversation is under way until ``resume``."""
@@ -229,6 +240,9 @@ class Replay:
 
     def trained(self, collected: Collected) -> None:
         self.step += 1
+
+    def make_room(self) -> None:
+        pass
 
     def pause(self) -> None:
         pass

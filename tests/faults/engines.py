@@ -19,6 +19,7 @@ from mdapo.rollout.sglang_client import open_session
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.sglang_servers import Address, Timing
 from mdapo.sync.disk import DiskTransport
+from mdapo.sync.memory import Occupation
 from mdapo.sync.push import Pusher
 
 from .hostile_server import KEY, STOP, VOCAB, logp_of, tokens_of
@@ -53,11 +54,13 @@ async def engine_over(
     limits: HealthLimits = LIMITS,
     resync: bool = True,
     version: int | None = 0,
+    occupation: Occupation | None = None,
     **more: Any,
 ) -> AsyncGenerator[SGLangEngine]:
     """With weights of ``version`` brought by way of the disk."""
     with tempfile.TemporaryDirectory() as folder:
-        pusher = Pusher(DiskTransport(Path(folder), timeout_s=10.0), MODEL, bucket_bytes=1 << 20, timeout_s=10.0)
+        transport = DiskTransport(Path(folder), timeout_s=10.0)
+        pusher = Pusher(transport, MODEL, bucket_bytes=1 << 20, timeout_s=10.0, occupation=occupation)
         engine = SGLangEngine(
             [Address(url, KEY) for url in urls],
             session=open_session(),

@@ -202,6 +202,7 @@ class HostileServer:
         self.ill = False
         self.deaf = False  # to aborts
         self.refuse_weights = False
+        self.away: set[str] = set()  # memory that it gave back
         self.original_logprobs = False  # as with SGLANG_RETURN_ORIGINAL_LOGPROB
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,6 +274,13 @@ class HostileServer:
             for rid in [r for r in self.running if body.get("abort_all") or r.startswith(body["rid"])]:
                 self.aborted.append(rid)
                 self.running[rid].set()
+        elif path in ("/release_memory_occupation", "/resume_memory_occupation") and self.refuse_weights:
+            writer.write(http(b"no memory saver", status=400))
+            return True
+        elif path == "/release_memory_occupation":
+            self.away |= set(body["tags"])
+        elif path == "/resume_memory_occupation":
+            self.away -= set(body["tags"])
         elif path == "/pause_generation":
             for stopped in self.running.values():
                 stopped.set()
