@@ -12,7 +12,8 @@ import torch
 
 from mdapo import device
 from mdapo.config.model_facts import ModelFacts, require_facts
-from mdapo.config.placement import colocated, server_group
+from mdapo.config.placement import colocated, server_group, sharing_problems
+from mdapo.config.problems import require_none
 from mdapo.config.schema import Config
 from mdapo.device import Kind
 from mdapo.rollout.engine import Engine
@@ -58,6 +59,7 @@ async def open_engine(config: Config, *, logs: Path, say: Say) -> OpenEngine:
         )
         return OpenEngine(local)
     facts = require_facts(Path(config.model.path))
+    require_none(sharing_problems(config, device.current().kind))  # where no group names a kind of device
     servers = [] if config.rollout.urls else _owned(config, logs)
     try:
         if servers:
