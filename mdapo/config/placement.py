@@ -29,6 +29,7 @@ OWN_OPTIONS = {
     **dict.fromkeys(("config",), "give its options themselves"),
     **dict.fromkeys(("ssl-keyfile", "ssl-certfile"), "nothing leaves the machine; start others yourself"),
 }
+COLLECTIVES = {"cuda": "NCCL", "npu": "HCCL"}
 START_S = 60.0  # for a Python interpreter to say what it has; a cold network drive takes a while
 
 
@@ -36,9 +37,30 @@ def placement_rules(config: Config) -> Iterator[Problem]:
     """What contradicts itself in ``placement`` and the server keys of ``rollout``."""
     yield from _groups(config)
     yield from _servers(config)
+    group = server_group(config)
+    yield from sharing_problems(config, group.device if group is not None else None)
     for name in config.rollout.engine_args:
         if (why := OWN_OPTIONS.get(name.replace("_", "-").lower())) is not None:
             yield Problem(f"rollout.engine_args.{name}", f"is not to be given: {why}")
+
+
+def sharing_problems(config: Config, kind: str | None) -> Iterator[Problem]:
+    """What servers cannot do on the actor's own devices, which are of ``kind``; None: not known yet."""
+    if not starts_servers(config) or not colocated(config) or kind is None or kind == "cpu":
+        return
+    shared = f"the servers that mdapo starts share the actor's {kind} devices"
+    keys = ("placement.rollout", "placement.groups", "rollout.engine")
+    if config.sync.mode == "distributed":
+        text = f"distributed cannot be: {shared}, and {COLLECTIVES[kind]} has no two ranks on one"
+        yield Problem("sync.mode", f"{text}; set tensor, or give them a group of their own", keys)
+    if config.rollout.mode == "async":
+        text = f"async lets servers work while the actor trains, but {shared}"
+        yield Problem("rollout.mode", f"{text}; set sync or partial, or give them a group of their own", keys)
+
+
+def starts_servers(config: Config) -> bool:
+    """Whether mdapo starts servers for this run."""
+    return config.rollout.engine == "sglang" and not config.rollout.urls
 
 
 def group_of(config: Config, name: str | None) -> DeviceGroup | None:
@@ -125,14 +147,13 @@ def _groups(config: Config) -> Iterator[Problem]:
 
 def _servers(config: Config) -> Iterator[Problem]:
     rollout, placement = config.rollout, config.placement
-    starts = rollout.engine == "sglang" and not rollout.urls
     given = {
         "rollout.num_servers": rollout.num_servers is not None,
         "rollout.tp": rollout.tp != 1,
         "rollout.server_python": rollout.server_python is not None,
         "placement.rollout": placement.rollout is not None,
     }
-    if not starts:
+    if not starts_servers(config):
         why = (
             "the local engine runs in the trainer" if rollout.engine == "local" else "rollout.urls are running already"
         )
@@ -165,7 +186,7 @@ def rank_problems(config: Config, *, world: int) -> Iterator[Problem]:
 def server_python_problems(config: Config) -> Iterator[Problem]:
     """Whether ``rollout.server_python`` is a Python with SGLang in it; asks it, which takes a moment."""
     python = config.rollout.server_python
-    if config.rollout.engine != "sglang" or config.rollout.urls:
+    if not starts_servers(config):
         return
     key, remedy = "rollout.server_python", "scripts/install_sglang_cpu.sh makes one for a CPU"
     if python is None:

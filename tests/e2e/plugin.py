@@ -111,9 +111,23 @@ def then_infinite(update: Callable[..., Any], number: int) -> Callable[..., Any]
     return updated
 
 
+def with_noise(update_weights: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """``update_weights``, whose ``number``-th call gets a tenth more of every weight."""
+    calls = 0
+
+    async def updated(engine: Any, weights: Any, version: int) -> None:
+        nonlocal calls
+        calls += 1
+        more = 1.1 if calls == number else 1.0
+        await update_weights(engine, ((name, tensor * more) for name, tensor in weights), version)
+
+    return updated
+
+
 def sabotage(what: str, number: int) -> None:
     from mdapo.megatron.actor import Actor
     from mdapo.rollout.dynamic_batch import DynamicBatch
+    from mdapo.rollout.local_engine import LocalEngine
     from mdapo.trainer import flow, state
 
     if what == "killed-before-commit":  # all files are written, the commit is not there yet
@@ -122,6 +136,8 @@ def sabotage(what: str, number: int) -> None:
         flow.sync_weights = at_call(number, end(signal.SIGTERM), flow.sync_weights)
     elif what == "terminated-in-evaluation":
         DynamicBatch.evaluate = at_call(number, end(signal.SIGTERM), DynamicBatch.evaluate)
+    elif what == "other-weights":  # a sync brings the engine others than the actor's
+        LocalEngine.update_weights = with_noise(LocalEngine.update_weights, number)
     elif what == "nan-loss":  # on this rank alone
         make_loss_fn = flow.make_loss_fn
         flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
