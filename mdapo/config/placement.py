@@ -196,7 +196,7 @@ def server_python_problems(config: Config) -> Iterator[Problem]:
 
 
 def sglang_version(python: str | None) -> str:
-    """SGLang's version beside that interpreter, which is asked; None: beside this one. ``LookupError``: none is there."""
+    """SGLang's version beside that interpreter (it is asked); None: beside this one. ``LookupError``: none there."""
     if python is None:
         if importlib.util.find_spec("sglang") is None:
             raise LookupError("is not set, and SGLang is not installed beside mdapo; name the Python that has it")

@@ -10,7 +10,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
-T, Item = TypeVar("T"), TypeVar("Item")
+T = TypeVar("T")
+Item = TypeVar("Item")
 END_S = 30.0  # that ``close`` waits for the thread
 
 
