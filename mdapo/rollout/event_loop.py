@@ -60,9 +60,8 @@ class EventLoop:
         loop = self._runner.get_loop()
         asked: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()  # the task when it has ended
         made: SimpleQueue[Callable[[], Item]] = SimpleQueue()
-        loop.call_soon_threadsafe(
-            lambda: loop.create_task(work(_Asked(lambda: asked.put(None), made))).add_done_callback(asked.put)
-        )
+        given = _Asked(lambda: asked.put(None), made)
+        loop.call_soon_threadsafe(lambda: loop.create_task(work(given)).add_done_callback(asked.put))
         while (task := asked.get()) is None:
             made.put(_outcome(items))
         return task.result()
