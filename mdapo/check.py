@@ -24,6 +24,7 @@ from mdapo.errors import EXIT_USER, UserError
 if TYPE_CHECKING:
     import torch
 
+    from mdapo.config.model_facts import ModelFacts
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
     from mdapo.data.prompts import Kind
@@ -65,6 +66,11 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
     if starts_servers(config) and (group is None or group.device is None):  # else the rules know their kind
         problems = [*problems, *sharing_problems(config, _device_here())]
     told = lines([*problems, *file_problems(config), *found.problems], loaded.sources)
+    if config.rollout.engine == "sglang" and model is not None and not told:
+        try:
+            blocks.append(_servers(config, model))
+        except UserError as error:
+            told = error.problems
     if told or config.debug.mode == "train":
         return _report(blocks, told)
     try:
@@ -77,6 +83,13 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
 def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
     verdict = [f"# {len(problems)} problem{'s' * (len(problems) > 1)}\n" + "\n".join(problems)] if problems else []
     return Report("\n\n".join([*blocks, *verdict]), tuple(problems))
+
+
+def _servers(config: Config, model: ModelFacts) -> str:
+    from mdapo.trainer.report import aligned
+    from mdapo.trainer.servers_report import server_rows
+
+    return f"# servers\n{aligned(server_rows(config, model))}"
 
 
 def _device_here() -> str:

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 
 from mdapo.config.problems import Problem, either
 from mdapo.config.schema import Config, DeviceGroup
@@ -185,28 +186,35 @@ def rank_problems(config: Config, *, world: int) -> Iterator[Problem]:
 
 def server_python_problems(config: Config) -> Iterator[Problem]:
     """Whether ``rollout.server_python`` is a Python with SGLang in it; asks it, which takes a moment."""
-    python = config.rollout.server_python
     if not starts_servers(config):
         return
-    key, remedy = "rollout.server_python", "scripts/install_sglang_cpu.sh makes one for a CPU"
+    try:
+        sglang_version(config.rollout.server_python)
+    except LookupError as error:
+        text = f"{error.args[0]}; scripts/install_sglang_cpu.sh makes one for a CPU"
+        yield Problem("rollout.server_python", text, ("rollout.engine",))
+
+
+def sglang_version(python: str | None) -> str:
+    """SGLang's version beside that interpreter (it is asked); None: beside this one. ``LookupError``: none there."""
     if python is None:
         if importlib.util.find_spec("sglang") is None:
-            text = f"is not set, and SGLang is not installed beside mdapo; name the Python that has it; {remedy}"
-            yield Problem(key, text, ("rollout.engine",))
-        return
+            raise LookupError("is not set, and SGLang is not installed beside mdapo; name the Python that has it")
+        return metadata.version("sglang")
     if os.sep not in python or not os.path.isfile(python) or not os.access(python, os.X_OK):
         found = "" if shutil.which(python) is None or os.sep in python else f"; give its path: {shutil.which(python)}"
-        yield Problem(key, f"is no program that can be started: {python}{found}; {remedy}")
-        return
+        raise LookupError(f"is no program that can be started: {python}{found}")
     ask = "import importlib.metadata as m, json; print(json.dumps(m.version('sglang')))"
     try:
         said = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=START_S, check=True).stdout
-        if not isinstance(json.loads(said), str):
+        version = json.loads(said)
+        if not isinstance(version, str):
             raise ValueError(said)
     except subprocess.TimeoutExpired:
-        yield Problem(key, f"said nothing within {START_S:.0f} s: {python}")
+        raise LookupError(f"said nothing within {START_S:.0f} s: {python}") from None
     except subprocess.CalledProcessError as error:
         last = shortened(error.stderr.strip().rsplit("\n", 1)[-1])
-        yield Problem(key, f"has no SGLang: {python} ({last}); {remedy}")
+        raise LookupError(f"has no SGLang: {python} ({last})") from None
     except (OSError, ValueError):
-        yield Problem(key, f"is no Python interpreter: {python}; {remedy}")
+        raise LookupError(f"is no Python interpreter: {python}") from None
+    return version

@@ -10,7 +10,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
-T, Item = TypeVar("T"), TypeVar("Item")
+T = TypeVar("T")
+Item = TypeVar("Item")
 END_S = 30.0  # that ``close`` waits for the thread
 
 
@@ -59,13 +60,8 @@ class EventLoop:
         loop = self._runner.get_loop()
         asked: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()  # the task when it has ended
         made: SimpleQueue[Callable[[], Item]] = SimpleQueue()
-
-        class Given(Iterator[Item]):
-            def __next__(self) -> Item:  # no generator: that would keep the item until it is asked for the next
-                asked.put(None)
-                return made.get()()
-
-        loop.call_soon_threadsafe(lambda: loop.create_task(work(Given())).add_done_callback(asked.put))
+        given = _Asked(lambda: asked.put(None), made)
+        loop.call_soon_threadsafe(lambda: loop.create_task(work(given)).add_done_callback(asked.put))
         while (task := asked.get()) is None:
             made.put(_outcome(items))
         return task.result()
@@ -86,6 +82,17 @@ class EventLoop:
             self._thread.join(END_S)
             assert not self._thread.is_alive(), f"the event loop did not end within {END_S:g} s"
         self._runner.close()
+
+
+class _Asked(Iterator[Item]):
+    """No generator: that would keep an item until it is asked for the next."""
+
+    def __init__(self, ask: Callable[[], object], made: SimpleQueue[Callable[[], Item]]) -> None:
+        self._ask, self._made = ask, made
+
+    def __next__(self) -> Item:
+        self._ask()
+        return self._made.get()()
 
 
 def _outcome(items: Iterator[Item]) -> Callable[[], Item]:

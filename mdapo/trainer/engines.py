@@ -72,13 +72,17 @@ async def open_engine(config: Config, *, logs: Path, say: Say) -> OpenEngine:
 
 
 def _owned(config: Config, logs: Path) -> list[Server]:
-    here, kind = device.current().kind, _servers_on(config)
-    visible = 0 if kind == "cpu" else int(getattr(torch, kind).device_count())
+    here, visible = device.current().kind, visible_devices(servers_on(config))
     options = server_options(config, here=here, visible=visible)
     return [Server(one, log=logs / f"server-{number}.log") for number, one in enumerate(options)]
 
 
-def _servers_on(config: Config) -> Kind:
+def visible_devices(kind: Kind) -> int:
+    """How many of that kind this process sees; 0 for a CPU, which is not counted."""
+    return 0 if kind == "cpu" else int(getattr(torch, kind).device_count())
+
+
+def servers_on(config: Config) -> Kind:
     """The kind of device of the servers that this run starts."""
     group = server_group(config)
     return group.device if group is not None and group.device is not None else device.current().kind
@@ -109,7 +113,7 @@ async def _connected(config: Config, facts: ModelFacts, servers: Sequence[Server
         config,
         facts,
         device=device.current(),
-        servers_on=_servers_on(config),
+        servers_on=servers_on(config),
         urls=[address.url for address in addresses],
         ranks=config.rollout.tp,
         colocated=bool(servers) and colocated(config),
