@@ -21,14 +21,16 @@ import aiohttp
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.health import HealthLimits
+from mdapo.rollout.sglang_check import ask
 from mdapo.rollout.sglang_client import Client, ServerInfo
-from mdapo.rollout.sglang_options import CONTEXT_MARGIN
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
 from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Restart, Resync, Server, Sync, Timing
 
 if TYPE_CHECKING:
     import torch
+
+    from mdapo.config.model_facts import ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -160,27 +162,23 @@ class SGLangEngine:
 
     # ---- beyond it -------------------------------------------------------------------------------------------------
 
-    async def check(self, *, max_context: int, architecture: str | None = None) -> None:
-        """Before a run: each server is there, takes our key, has this kind of model, contexts of ``max_context`` tokens
-        and the log-probs that we train on. ``UserError`` with all that is wrong."""
-        problems: list[str] = []
-        self.infos = []
-        for client in (client for server in self.fleet.servers for client in server.control):
-            try:
-                info = await client.info(deadline_s=self.timing.probe_s)
-                await client.check_logprobs(deadline_s=self.timing.attempt_s)
-            except EngineError as error:
-                problems.append(str(error))
-                continue
-            self.infos.append(info)
-            if info.max_context < max_context:
-                problems.append(
-                    f"{client.url}: takes {info.max_context} tokens, model.max_context is {max_context}; start it with "
-                    f"--context-length {max_context + CONTEXT_MARGIN} and no smaller --max-total-tokens"
-                )
-            if architecture is not None and architecture not in info.architectures:
-                problems.append(f"{client.url}: serves {', '.join(info.architectures)}, model.path is {architecture}")
-        if problems:
+    async def check(
+        self, *, max_context: int, architecture: str | None = None, model: ModelFacts | None = None
+    ) -> None:
+        """Before a run: each server is there, takes our key, has this kind of model (all of ``model``, as far as it can
+        be seen from here), its vocabulary, contexts of ``max_context`` tokens and the log-probs that we train on.
+        ``UserError`` with all that is wrong."""
+        wanted = architecture if model is None else model.architecture
+        probe_s, turn_s = self.timing.probe_s, self.timing.attempt_s
+        found = await asyncio.gather(
+            *(
+                ask(client, max_context=max_context, architecture=wanted, model=model, probe_s=probe_s, turn_s=turn_s)
+                for server in self.fleet.servers
+                for client in server.control
+            )
+        )
+        self.infos = [info for info, _ in found if info is not None]
+        if problems := [problem for _, some in found for problem in some]:
             raise UserError(problems)
 
     def metrics(self) -> dict[str, float]:

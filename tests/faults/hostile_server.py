@@ -202,6 +202,8 @@ class HostileServer:
         self.ill = False
         self.deaf = False  # to aborts
         self.refuse_weights = False
+        self.vocab = VOCAB
+        self.started_from = "m"
         self.original_logprobs = False  # as with SGLANG_RETURN_ORIGINAL_LOGPROB
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -276,7 +278,8 @@ class HostileServer:
         elif path == "/model_info":
             answer = json.dumps({"model_path": "m", "architectures": ["A"], "weight_version": self.version}).encode()
         elif path == "/server_info":
-            answer = b'{"max_req_input_len": 4096, "enable_deterministic_inference": true}'
+            said = {"max_req_input_len": 4096, "enable_deterministic_inference": True, "model_path": self.started_from}
+            answer = json.dumps(said).encode()
         elif path == "/update_weights_from_disk":
             self.folders.append(body["model_path"])
             if self.refuse_weights:
@@ -294,6 +297,12 @@ class HostileServer:
             scale = 1.0 if self.original_logprobs else sampling["temperature"]
             pairs = [[-float(token + 1) / scale, token, None] for token in asked["token_ids_logprob"]]
             writer.write(http(json.dumps({"meta_info": {"output_token_ids_logprobs": [pairs]}}).encode()))
+            return True
+        if "rid" not in asked:  # a question after the vocabulary
+            known = all(token < self.vocab for token in asked["input_ids"])
+            writer.write(
+                http(b"{}" if known else b'{"error": {"message": "no such id"}}', status=200 if known else 400)
+            )
             return True
         rid = asked["rid"]
         number = len(self.rids)

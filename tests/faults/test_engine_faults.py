@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -15,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_servers import Address, Timing
 
 from .engines import QUICK, WEIGHTS, engine_over, is_right, request
-from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, HostileServer
+from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, VOCAB, HostileServer
 
 SLOW = ("silent", "dripping", "dripping header")  # they take an attempt's whole deadline
 
@@ -475,5 +477,42 @@ def test_the_start_says_all_that_is_wrong_with_the_servers() -> None:
             )
             assert f"{one.url}: serves A, model.path is B" in said
             assert f"{two.url}: its log-probs are not those at the temperature" in said
+
+    run(work())
+
+
+@pytest.mark.parametrize(("vocab", "says"), [(VOCAB - 1, "smaller"), (VOCAB + 1, "larger")])
+def test_a_server_with_another_vocabulary_is_told_before_the_run(vocab: int, says: str) -> None:
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url]) as engine:
+            one.vocab = vocab
+            with pytest.raises(UserError, match=f"a {says} vocabulary than the {VOCAB} ids of model.path"):
+                await engine.check(max_context=100)
+
+    run(work())
+
+
+def test_a_server_of_another_model_of_the_same_kind_is_told_before_the_run(tmp_path: Path) -> None:
+    """Its folder can be read here; a folder that cannot, or a name from a hub, tells nothing."""
+    shape = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+             "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}  # fmt: skip
+    for name, more in (("ours", {}), ("theirs", {"num_hidden_layers": 5, "rope_theta": 20000.0})):
+        (tmp_path / name).mkdir()
+        config = {"architectures": ["LlamaForCausalLM"], **shape, **more}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    ours = replace(require_facts(tmp_path / "ours"), architecture="A")  # as the scripted server says
+
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url]) as engine:
+            for folder in (str(tmp_path / "ours"), str(tmp_path / "nowhere"), "hub/model", ""):
+                one.started_from = folder
+                await engine.check(max_context=100, model=ours)
+            one.started_from = str(tmp_path / "theirs")
+            with pytest.raises(UserError) as caught:
+                await engine.check(max_context=100, model=ours)
+            assert str(caught.value) == (
+                f"{one.url}: the model in {tmp_path / 'theirs'} is not model.path's: num_hidden_layers 5 instead of 4, "
+                "rope_theta 20000.0 instead of 10000.0"
+            )
 
     run(work())
