@@ -63,6 +63,7 @@ class DiskWeights:
         if not folder.is_dir():
             raise EngineError(f"the weights of version {version} have not been written yet")
         await client.update_from_disk(folder, version, deadline_s=WEIGHTS_S)
+        await client.resume()  # whoever paused it did not end what it began
 
     def folder(self, version: int) -> Path:
         return self.root / f"version-{version}"

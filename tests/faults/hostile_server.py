@@ -189,7 +189,8 @@ MISDEEDS = {**RETRIED, **REFUSED, **ABORTED}
 
 class HostileServer:
     """``async with HostileServer(...) as server``. ``token_s`` seconds a token; ``requests`` counts by path, ``deeds``
-    by misdeed; ``running`` has the rids under way, ``aborted`` those that an abort reached; ``ill``: no health."""
+    by misdeed; ``running`` has the rids under way, ``aborted`` those that an abort reached; ``ill``: no health, until
+    it is told to go on."""
 
     def __init__(self, script: Script = lambda _: "", *, version: str = "0", token_s: float = 0.0) -> None:
         self.script, self.version, self.token_s = script, version, token_s
@@ -275,6 +276,8 @@ class HostileServer:
             for rid in [r for r in self.running if body.get("abort_all") or r.startswith(body["rid"])]:
                 self.aborted.append(rid)
                 self.running[rid].set()
+        elif path == "/continue_generation":
+            self.ill = False
         elif path == "/model_info":
             answer = json.dumps({"model_path": "m", "architectures": ["A"], "weight_version": self.version}).encode()
         elif path == "/server_info":
@@ -293,16 +296,13 @@ class HostileServer:
 
     async def _generate(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         sampling = asked["sampling_params"]
+        if max(asked.get("token_ids_logprob", [0])) >= self.vocab:
+            writer.write(http(b'{"error": {"message": "out-of-vocabulary token id"}}', status=400))
+            return True
         if "token_ids_logprob" in asked:
-            scale = 1.0 if self.original_logprobs else sampling["temperature"]
+            scale = 1.0 if self.original_logprobs else sampling.get("temperature", 1.0)
             pairs = [[-float(token + 1) / scale, token, None] for token in asked["token_ids_logprob"]]
             writer.write(http(json.dumps({"meta_info": {"output_token_ids_logprobs": [pairs]}}).encode()))
-            return True
-        if "rid" not in asked:  # a question after the vocabulary
-            known = all(token < self.vocab for token in asked["input_ids"])
-            writer.write(
-                http(b"{}" if known else b'{"error": {"message": "no such id"}}', status=200 if known else 400)
-            )
             return True
         rid = asked["rid"]
         number = len(self.rids)

@@ -481,12 +481,12 @@ def test_the_start_says_all_that_is_wrong_with_the_servers() -> None:
     run(work())
 
 
-@pytest.mark.parametrize(("vocab", "says"), [(VOCAB - 1, "smaller"), (VOCAB + 1, "larger")])
-def test_a_server_with_another_vocabulary_is_told_before_the_run(vocab: int, says: str) -> None:
+def test_a_server_with_a_smaller_vocabulary_is_told_before_the_run() -> None:
     async def work() -> None:
         async with HostileServer() as one, engine_over([one.url]) as engine:
-            one.vocab = vocab
-            with pytest.raises(UserError, match=f"a {says} vocabulary than the {VOCAB} ids of model.path"):
+            await engine.check(max_context=100)
+            one.vocab = VOCAB - 1
+            with pytest.raises(UserError, match=f"a vocabulary of {VOCAB} ids: it serves another model"):
                 await engine.check(max_context=100)
 
     run(work())
@@ -514,5 +514,19 @@ def test_a_server_of_another_model_of_the_same_kind_is_told_before_the_run(tmp_p
                 f"{one.url}: the model in {tmp_path / 'theirs'} is not model.path's: num_hidden_layers 5 instead of 4, "
                 "rope_theta 20000.0 instead of 10000.0"
             )
+
+    run(work())
+
+
+def test_a_stale_server_that_was_left_paused_is_not_taken_for_dead() -> None:
+    """It makes no tokens, so that a question after its health has no answer; with the weights it goes on."""
+
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url], timing=quick(down_s=30.0)) as engine:
+            one.refuse_weights = one.ill = True
+            with pytest.raises(EngineError, match="no server took the weights"):
+                await engine.update_weights(WEIGHTS, 1)
+            one.refuse_weights = False
+            assert (await engine.generate(request())).version == 1
 
     run(work())

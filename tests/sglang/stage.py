@@ -49,14 +49,13 @@ PATIENCE = Timing(
 )
 
 
-def weights(*, noise: float = 0.0) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's, each element moved by a normal number of this size."""
-    torch.manual_seed(0)
+def weights(*, by: float = 0.0) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's, each larger by this share."""
     for file in sorted(MODEL.glob("*.safetensors")):
         with safe_open(file, framework="pt") as held:
             for name in held.keys():  # noqa: SIM118 - not a dict
                 tensor = held.get_tensor(name)
-                yield name, tensor + noise * torch.randn_like(tensor)
+                yield name, tensor * (1.0 + by) if by else tensor
 
 
 def settings(folder: Path, *, mode: str, groups: int, n: int) -> Config:
@@ -205,13 +204,9 @@ def processes(server: Server) -> list[psutil.Process]:
 
 
 def scheduler(server: Server) -> psutil.Process:
-    """The one that computes: SGLang gives it that title."""
-    [found] = [process for process in processes(server) if "scheduler" in title(process)]
-    return found
-
-
-def title(process: psutil.Process) -> str:
-    return Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """The one that computes, and so the largest by far, of those that the first one has made."""
+    leader, *others = processes(server)
+    return max((p for p in others if p.ppid() == leader.pid), key=lambda p: p.memory_info().rss)
 
 
 def lives(pid: int) -> bool:

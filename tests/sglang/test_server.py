@@ -24,7 +24,7 @@ from mdapo.rollout.sglang_options import ServerOptions
 from mdapo.rollout.sglang_server import Server, ServerFailed
 
 from .conftest import START_S
-from .stage import PROMPT, lives, processes, traces, until
+from .stage import PROMPT, lives, processes, scheduler, traces, until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(2400)]
 OWNER = """
@@ -146,7 +146,7 @@ def test_a_server_that_dies_while_it_starts_is_told_with_the_end_of_its_log(
         starting = asyncio.ensure_future(server.start(START_S))
         await until(lambda: server._guard is not None and len(processes(server)) >= 3)
         pids = [process.pid for process in processes(server)]
-        max(processes(server), key=lambda p: p.memory_info().rss if p.ppid() == pids[0] else 0).kill()
+        scheduler(server).kill()
         with pytest.raises(ServerFailed) as error:
             await starting
         lines = str(error.value).splitlines()

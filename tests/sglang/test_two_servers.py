@@ -40,7 +40,7 @@ from .conftest import running
 from .stage import GROUPS, N, Place, Stage, lives, play, processes, scheduler, stage, traces, until, weights, whole
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(2400)]
-NOISE = 0.01
+MORE = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_four_fifths_of_all_prompt_tokens_come_from_the_caches_of_two_servers(
             whole(collected, version=1, n=8)
             found = on.engine.metrics()
             print(found, on.asked)
-            assert min(on.asked.values()) >= sum(on.asked.values()) / 4
+            assert min(on.asked.values()) >= sum(on.asked.values()) / 8, "each has a group at least"
             assert found["engine/cached_share"] >= 0.8
             assert (found["engine/retries"], found["engine/in_flight"]) == (0.0, 0.0)
 
@@ -99,7 +99,7 @@ def test_a_server_killed_in_mid_step_costs_no_group_and_serves_again_with_the_ne
             whole(await step, version=3)
             assert on.engine.metrics()["engine/retries"] >= 1
             on.asked.clear()
-            await on.engine.update_weights(weights(noise=NOISE), 4)
+            await on.engine.update_weights(weights(by=MORE), 4)
             whole(await on.step(4), version=4)
             await until(lambda: victim.revival is None)
             await again_in_use(on, victim, version=4)
@@ -148,7 +148,7 @@ def test_a_scheduler_killed_alone_costs_no_group_and_its_server_is_stale_until_t
             assert not victim.health.serves(5)
             assert victim.health.state in (State.DEAD, State.RESTARTING, State.STALE)
             on.asked.clear()
-            await on.engine.update_weights(weights(noise=NOISE), 6)
+            await on.engine.update_weights(weights(by=MORE), 6)
             assert [place.health.serves(6) for place in on.places] == [True, True]
             await on.says(6)
             whole(await on.step(6), version=6)
@@ -174,7 +174,7 @@ def test_a_stopped_server_loses_its_turns_to_the_other_and_comes_back_stale(
                 whole(await step, version=7)
                 assert victim.health.state is State.DEAD
                 assert any(f"{victim.url}: healthy -> suspect" in line for line in on.said)
-                await on.engine.update_weights(weights(noise=NOISE), 8)
+                await on.engine.update_weights(weights(by=MORE), 8)
                 on.asked.clear()
                 whole(await on.step(8), version=8)
                 assert victim.url not in on.asked
@@ -200,7 +200,7 @@ def test_a_server_that_dies_in_mid_sync_keeps_no_other_from_the_weights(
             await on.engine.update_weights(weights(), 11)
 
             def deadly() -> Iterator[Any]:
-                for number, item in enumerate(weights(noise=NOISE)):
+                for number, item in enumerate(weights(by=MORE)):
                     if number == 100:
                         kill(pair[1])
                     yield item
@@ -211,7 +211,7 @@ def test_a_server_that_dies_in_mid_sync_keeps_no_other_from_the_weights(
             assert not any(place.health.serves(12) or place.health.serves(11) for place in on.places)
             assert on.pusher.last is not None
             assert on.pusher.last.again == {on.places[0].url}
-            await on.engine.update_weights(weights(noise=NOISE), 12)
+            await on.engine.update_weights(weights(by=MORE), 12)
             assert [place.health.serves(12) for place in on.places] == [True, False]
             whole(await on.step(12), version=12)
 
@@ -285,7 +285,11 @@ def test_nothing_of_ours_runs_on_after_a_step_that_was_given_up(pair: tuple[Serv
             await on.idle(on.places)
             step = asyncio.ensure_future(on.step(9))
             await on.busy(step)
-            await on.engine.abort()
+            await on.engine.abort()  # all conversations end with what they have
+            await on.idle(on.places)
+            await step
+            step = asyncio.ensure_future(on.step(9))
+            await on.busy(step)
             with pytest.raises(UserError, match="the environment is broken"):
                 await step
             await on.idle(on.places)
