@@ -23,6 +23,7 @@ from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.health import HealthLimits
 from mdapo.rollout.sglang_check import ask
 from mdapo.rollout.sglang_client import Client, ServerInfo
+from mdapo.rollout.sglang_openings import Openings
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
 from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Restart, Resync, Server, Sync, Timing
@@ -52,7 +53,7 @@ class SGLangEngine:
     was started again serves in the middle of a step, else after the next update. Without ``restart`` a dead server
     comes back only by answering. ``max_running`` turns are open at one server at a time. With ``router`` (SGLang's own)
     turns go there and weights and aborts to the servers behind it, at ``addresses``: one place to ask, without routes
-    of ours.
+    of ours. ``share_prompts``: a group's prompt is computed once, by a request of its own, before its turns are asked.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class SGLangEngine:
         restart: Restart | None = None,
         router: Address | None = None,
         max_running: int = 64,
+        share_prompts: bool = True,
         timing: Timing | None = None,
         limits: HealthLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -87,6 +89,8 @@ class SGLangEngine:
             notify=notify,
         )
         self.routes = Routes(max_running)
+        self.share_prompts = share_prompts
+        self.openings = Openings(lambda *to: self._take_off(*to), lambda flight: self._spawn(self._end(flight)))
         self.infos: list[ServerInfo] = []
         self._calls: set[_Call] = set()
         self._sweeps: set[asyncio.Task[None]] = set()
@@ -136,6 +140,7 @@ class SGLangEngine:
         flights = self._flights(None)
         if self._calls or flights:
             raise EngineError(f"{max(len(self._calls), len(flights))} requests still run on the old weights")
+        self.openings.clear()
         await self.fleet.update(self.sync, weights, version)
         self._down_since = None
 
@@ -147,12 +152,13 @@ class SGLangEngine:
                 call.aborted.set()
         await asyncio.gather(*(self._end(flight) for flight in self._flights(session)))
         if session is None:
+            self.openings.clear()
             await asyncio.gather(*self._sweeps)
             serving = self.fleet.serving
             await asyncio.gather(*(self._flush(server, client) for server in serving for client in server.control))
 
     async def release(self, session: str) -> None:
-        self.routes.release(session)
+        self.openings.forget(self.routes.release(session))
 
     async def close(self) -> None:
         self._closed = True
@@ -211,8 +217,6 @@ class SGLangEngine:
             completion = await self._attempt(call, server)
             if completion is not None:
                 self._counts["turns"] += 1
-                self._counts["prompt_tokens"] += len(request.ids)
-                self._counts["cached_tokens"] += completion.cached_tokens
                 return completion
             if call.aborted.is_set():
                 return self._nothing()
@@ -261,6 +265,10 @@ class SGLangEngine:
 
     async def _attempt(self, call: _Call, server: Server) -> Completion | None:
         """Ask one server. None where another may be asked; what it did is on its account then."""
+        if self.share_prompts:
+            await self.openings.once(call.request, server)
+            if call.aborted.is_set():
+                return None
         began, health = self.clock(), server.health
         flight = self._take_off(call.request, server)
         try:
@@ -296,15 +304,16 @@ class SGLangEngine:
             version=self.version,
             deadline_s=self.timing.attempt_s,
         )
-        flight = Flight(rid, request.session, server, asyncio.create_task(work))
+        flight = Flight(rid, request.session, server, len(request.ids), asyncio.create_task(work))
         server.flights.add(flight)
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
     def _landed(self, flight: Flight) -> None:
         flight.server.flights.discard(flight)
-        if not flight.task.cancelled():
-            flight.task.exception()  # heard, also where the caller has gone
+        if not flight.task.cancelled() and flight.task.exception() is None:  # heard, also where the caller has gone
+            self._counts["prompt_tokens"] += flight.prompt_tokens
+            self._counts["cached_tokens"] += flight.task.result().cached_tokens
 
     async def _land(self, flight: Flight) -> Completion:
         try:

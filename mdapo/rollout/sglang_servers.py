@@ -95,6 +95,7 @@ class Flight:
     rid: str
     session: str
     server: Server
+    prompt_tokens: int
     task: asyncio.Task[Completion]
     why: str = ""
     ending: asyncio.Task[None] | None = None

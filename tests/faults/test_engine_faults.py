@@ -530,3 +530,48 @@ def test_a_stale_server_that_was_left_paused_is_not_taken_for_dead() -> None:
             assert (await engine.generate(request())).version == 1
 
     run(work())
+
+
+def test_a_groups_prompt_is_computed_before_its_dialogues_ask_and_once_a_server() -> None:
+    """By a request for one token of its own, also where that comes to nothing."""
+
+    async def work() -> None:
+        async with (
+            HostileServer(lambda number: "500" if number == 0 else "", token_s=0.01) as one,
+            engine_over([one.url], share_prompts=True) as engine,
+        ):
+            for turn in (1, 2):
+                asked = [request(i) for i in range(8)]  # two groups of four
+                found = await asyncio.gather(*map(engine.generate, asked))
+                assert all(map(is_right, asked, found))
+                assert one.requests["/generate"] == 2 + 8 * turn
+            assert one.deeds["500"] == 1
+            assert engine.metrics()["engine/failures"] == 0
+            for i in range(8):
+                await engine.release(request(i).session)
+            await engine.generate(request())
+            assert one.requests["/generate"] == 2 + 16 + 2
+            await engine.abort()  # which drops the caches
+            await engine.generate(request(1))
+            assert one.requests["/generate"] == 2 + 16 + 4
+
+    run(work())
+
+
+def test_an_abort_ends_those_that_wait_for_their_groups_prompt_and_a_caller_that_goes_ends_his_own() -> None:
+    async def work() -> None:
+        async with HostileServer(token_s=5.0) as one, engine_over([one.url], share_prompts=True) as engine:
+            turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(4)]
+            while not one.running:
+                await asyncio.sleep(0.005)
+            await engine.abort()
+            assert {f.finish for f in await asyncio.gather(*turns)} == {"abort"}
+            assert (one.requests["/generate"], len(one.running)) == (1, 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await engine.generate(request())
+            while one.running:
+                await asyncio.sleep(0.01)
+            assert len(one.aborted) == 2
+
+    run(work())
