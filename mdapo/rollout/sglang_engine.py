@@ -90,7 +90,9 @@ class SGLangEngine:
         )
         self.routes = Routes(max_running)
         self.share_prompts = share_prompts
-        self.openings = Openings(lambda *to: self._take_off(*to), lambda flight: self._spawn(self._end(flight)))
+        self.openings = Openings(
+            lambda request, server: self._take_off(request, server), lambda flight: self._spawn(self._end(flight))
+        )
         self.infos: list[ServerInfo] = []
         self._calls: set[_Call] = set()
         self._sweeps: set[asyncio.Task[None]] = set()
