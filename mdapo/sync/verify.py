@@ -19,6 +19,9 @@ READABLE: Final = frozenset({"LlamaForCausalLM"})
 # fused, and the first of each fused matrix. With more than one rank the last two are gathered from all of them.
 SURE: Final = ("layernorm.weight", "q_proj.weight", "gate_proj.weight", "o_proj.weight", "down_proj.weight")
 LAST: Final = "model.norm.weight"  # the end of the stream, or nearly
+# Of the last layer: their columns tell how many heads the server has, how wide its layers are, and that it has so many.
+# SGLang cuts a matrix that is too large for it without a word.
+TELLING: Final = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 # The server turns a whole tensor into a list of Python numbers before it cuts off the rows asked for.
 MOST_ELEMENTS: Final = 1 << 20
 ROWS: Final = 2
@@ -39,13 +42,16 @@ class Expected:
 
     @classmethod
     def choose(cls, shapes: Mapping[str, tuple[int, ...]], *, architecture: str, seed: int) -> Expected:
-        """Sample ``SAMPLED`` weights and the last norm; none where the servers' model class gives nothing back."""
+        """Sample ``SAMPLED`` weights, and always the last norm and the ``TELLING`` ones; none where the servers' model
+        class gives nothing back."""
         if architecture not in READABLE:
             return cls(shapes, frozenset())
         small = {name for name, shape in shapes.items() if torch.Size(shape).numel() <= MOST_ELEMENTS}
         sure = sorted(name for name in small if name.endswith(SURE))
         chosen = random.Random(seed).sample(sure, min(SAMPLED, len(sure)))
-        return cls(shapes, frozenset({*chosen, *({LAST} & small)}))
+        layers = [name.split(".")[2] for name in shapes if name.endswith(TELLING)]
+        always = {LAST, *(f"model.layers.{max(layers, key=int)}.{part}" for part in TELLING if layers)}
+        return cls(shapes, frozenset({*chosen, *(always & small)}))
 
     def watch(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The same stream; keeps the sampled values.
