@@ -6,9 +6,9 @@ and knows text only: token ids never reach it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mdapo.types import EndReason, Message, Prompt
 
@@ -22,25 +22,41 @@ class Observation:
     end: EndReason | None = None
 
 
+Tools = tuple[Mapping[str, Any], ...]
+"""Functions that the policy may call, as chat templates take them: ``{"type": "function", "function": {"name": ...,
+"description": ..., "parameters": <JSON schema>}}``."""
+
+
 class Environment(Protocol):
     """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``.
 
     Its calls come one after the other, but not in the process's main thread, and after a slow one (seconds) not always
-    in the same thread. One that has not returned by ``rollout.episode_timeout_s`` is left behind; its episode is
-    ``aborted``.
+    in the same thread; those of different dialogues may run at the same time. One that has not returned after
+    ``environment.timeout_s`` is left behind; its episode ends with ``error``.
+
+    A class that asks a network or other processes says ``waits = True``, or has ``async def observe`` (which runs in an
+    event loop of the environments' own; a call given up is cancelled there): see ``mdapo/environments/aside.py``.
+
+    An environment with functions that the policy may call has an attribute ``tools`` (`Tools`), which the chat template
+    shows to the policy; read once, after ``opening()``.
     """
 
     def opening(self) -> tuple[Message, ...]:
         """All messages before the first assistant turn (system, first user message). It is called once, before any
-        turn."""
+        turn; and at the start of a run, for each row, to learn how long it is."""
         ...
 
-    def observe(self, messages: Sequence[Message]) -> Observation:
+    def observe(self, messages: Sequence[Message]) -> Observation | Awaitable[Observation]:
         """``messages`` ends with the assistant turn just written. What the other side says to it."""
         ...
 
 
 class EnvironmentFactory(Protocol):
-    """``mdapo.plugins`` loads one of these from a name, ``pkg.mod:name`` or ``file.py:name``."""
+    """``mdapo.plugins`` loads one of these from a name, ``pkg.mod:name`` or ``file.py:name``.
+
+    A class whose environments share something (a key, processes), or whose arguments are worth a check before anything
+    runs, has ``@classmethod for_run(cls, **config args)``: called once a run, it returns what makes the environments,
+    ``(prompt, *, seed)``, with ``close()`` if something is to be closed, and raises ``ValueError`` for wrong arguments.
+    """
 
     def __call__(self, prompt: Prompt, *, seed: int, **args: object) -> Environment: ...

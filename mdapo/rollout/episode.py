@@ -15,7 +15,7 @@ import numpy as np
 
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
-from mdapo.environments.base import Environment, Observation
+from mdapo.environments.base import Environment, Observation, Tools
 from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
 from mdapo.rollout.seeds import mix
@@ -35,7 +35,7 @@ class Chat(Protocol):
 
     def ids_with(self, texts: tuple[str, ...]) -> Sequence[int]: ...
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]: ...
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Tools = ()) -> list[int]: ...
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]: ...
 
@@ -158,18 +158,18 @@ class _Talk:
         return "context_limit" if context < self.limits.max_response_len else "token_limit"
 
     async def run(self) -> EndReason:
-        def begin() -> tuple[Environment, tuple[Message, ...]]:
+        def begin() -> tuple[Environment, tuple[Message, ...], Tools]:
             env = self.make_env()
-            return env, env.opening()
+            return env, env.opening(), getattr(env, "tools", ())
 
         try:
-            env, opening = await self.calls.call(begin)
+            env, opening, tools = await self.calls.call(begin)
         except UserError:
             raise
         except Exception as error:
             raise EnvironmentFailed(f"the environment's opening failed: {shortened(repr(error))}") from error
         self.messages = list(opening)
-        self.prompt_ids = self.chat.prompt_ids(self.messages)
+        self.prompt_ids = self.chat.prompt_ids(self.messages, tools=tools)
         self.ids = list(self.prompt_ids)
         for turn in range(self.limits.max_turns):
             if self.budget <= 0:
@@ -213,7 +213,8 @@ class _Talk:
     async def _listen(self, env: Environment) -> Observation:
         try:
             said = tuple(self.messages)
-            observation = await self.calls.call(lambda: env.observe(said))
+            observation = await self.calls.call(lambda: env.observe(said))  # a coroutine is awaited there
+            assert isinstance(observation, Observation)
         except UserError:
             raise
         except Exception as error:

@@ -57,12 +57,13 @@ class LiveRollout:
     """An engine, a dynamic batch and the validation prompts."""
 
     def __init__(self, config: Config, *, loop: asyncio.Runner, journal: Journal, stop: StopSignal) -> None:
-        self.config, self.loop, self.journal, self.calls = config, loop, journal, Aside()
+        self.config, self.loop, self.journal = config, loop, journal
         self._boundary: tuple[dict[str, Any], tuple[Group, ...]] | None = None  # while a step is under way
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
-        make = self._run(self.calls.call(lambda: load_environment(config.environment)), stop)
+        self.environments = self._run(Aside().call(lambda: load_environment(config.environment)), stop)
+        self.calls, make = self.environments.calls(config.environment), self.environments
         train = self._prompts(config.data.train_files, "training", make, stop)
         val = config.data.val_files
         self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
@@ -136,6 +137,7 @@ class LiveRollout:
         assert self.engine is not None
         self.rewards.close()
         self.calls.close()
+        self.environments.close()
         self.loop.run(self.engine.close())
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
