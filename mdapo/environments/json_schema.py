@@ -8,7 +8,7 @@ nobody holds would be a trap. Left out on purpose: ``pattern`` (a regular expres
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 16  # levels of a schema, and so of the arguments it describes
@@ -175,5 +175,5 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, Sequence) and isinstance(value, str) else json.dumps(value, allow_nan=False)
+    text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

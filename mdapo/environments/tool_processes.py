@@ -59,7 +59,12 @@ class ToolProcesses:
         """Ends all processes; a call that waits for one finds it lost."""
         self._closed = True
         for worker in list(self._all):
-            worker.interrupt()
+            worker.interrupt()  # a thread that waits for it reaps it
+        while not self._idle.empty():
+            try:
+                self._idle.get_nowait().kill()
+            except queue.Empty:
+                break  # a call was quicker
 
     def _new(self) -> Worker:
         return Worker(self._parts, module="mdapo.environments.tool_worker", key=KEY)

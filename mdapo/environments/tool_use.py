@@ -17,7 +17,7 @@ from mdapo.environments.json_schema import declaration_problems, violations
 from mdapo.environments.tool_calls import BadCall, Call, calls_in
 from mdapo.environments.tool_processes import ToolProcesses
 from mdapo.environments.tools import Tool, load_tool, why_of
-from mdapo.errors import UserError
+from mdapo.errors import UserError, shortened
 from mdapo.types import Message, Prompt
 
 NONE_LEFT = "no function calls are left; answer now"
@@ -89,7 +89,7 @@ class ToolUse:
         answers = []
         for call in calls:
             if self._spent == self._limits.max_tool_calls:
-                answers.append(_error(NONE_LEFT))
+                answers.append(self._error(NONE_LEFT))
                 self._told = True
                 break  # one message for all the rest
             self._spent += 1
@@ -104,17 +104,20 @@ class ToolUse:
         self._reminded = True
         return Observation((Message("user", f"Call a function, or give your answer after {marker}"),))
 
+    def _error(self, why: str) -> str:
+        return _error(why, self._limits.max_observation_chars)
+
     def _run(self, call: Call | BadCall) -> str:
         if isinstance(call, BadCall):
-            return _error(call.why)
+            return self._error(call.why)
         tool = self._tools.get(call.name)
         if tool is None:
-            return _error(f"there is no function {call.name:.60}; there are {', '.join(self._tools) or 'none'}")
+            return self._error(f"there is no function {call.name:.60}; there are {', '.join(self._tools) or 'none'}")
         if wrong := violations(call.arguments, tool.declaration["function"].get("parameters", {})):
-            return _error(f"{tool.name}: {'; '.join(wrong)}")
+            return self._error(f"{tool.name}: {'; '.join(wrong)}")
         if tool.source == _RECORDED:
             known = self._answers.get(_key(tool.name, call.arguments))
-            return known if known is not None else _error(f"{tool.name}: no answer is known for these arguments")
+            return known if known is not None else self._error(f"{tool.name}: no answer is known for these arguments")
         return self._shared.run(tool, call.arguments, self._prompt)
 
 
@@ -176,14 +179,14 @@ class ToolUses:
                 tool, arguments, prompt, timeout_s=limits.timeout_s, limit=limits.max_observation_chars
             )
             if "error" in answer:
-                return _error(f"{tool.name}: {answer['error']}")
+                return _error(f"{tool.name}: {answer['error']}", limits.max_observation_chars)
             return _cut(str(answer["text"]), limits.max_observation_chars, length=int(answer["length"]))
         try:
             return tool(arguments, prompt)
         except UserError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the policy is told
-            return _error(f"{tool.name}: {why_of(error)}")
+            return _error(f"{tool.name}: {why_of(error)}", self.limits.max_observation_chars)
 
     def close(self) -> None:
         if self._processes is not None:
@@ -217,8 +220,11 @@ def _key(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps([name, arguments], sort_keys=True, allow_nan=False)
 
 
-def _error(why: str) -> str:
-    return json.dumps({"error": why}, ensure_ascii=False, allow_nan=False)
+def _error(why: str, limit: int) -> str:
+    """JSON of at most ``limit`` characters: what is counted as an error must stay one."""
+    while len(text := json.dumps({"error": why}, ensure_ascii=False, allow_nan=False)) > limit:
+        why = shortened(why, limit=max(len(why) - (len(text) - limit), 3))
+    return text
 
 
 def _cut(text: str, limit: int, *, length: int | None = None) -> str:

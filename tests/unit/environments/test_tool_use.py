@@ -219,7 +219,7 @@ def test_foreign_tools_run_in_processes_and_get_the_row(foreign: Environments) -
 def test_a_tool_that_fails_is_told_and_the_next_call_works(foreign: Environments, how: str, says: str) -> None:
     env = foreign(PROMPT, seed=0)
     answer, after = told(env, call("bad", how=how) + call("shout", text="on"))
-    assert says in error_of(answer) and len(answer) <= 400
+    assert says in error_of(answer) and len(answer) <= 200
     assert after == "ON"
 
 
