@@ -52,11 +52,14 @@ class Environment(Protocol):
 
 
 class EnvironmentFactory(Protocol):
-    """``mdapo.plugins`` loads one of these from a name, ``pkg.mod:name`` or ``file.py:name``.
+    """Makes one episode's environment; the configured arguments are bound.
+
+    ``mdapo.plugins`` loads what takes them, ``(prompt, *, seed, **config args)``, from a name, ``pkg.mod:name`` or
+    ``file.py:name``.
 
     A class whose environments share something (a key, processes), or whose arguments are worth a check before anything
     runs, has ``@classmethod for_run(cls, **config args)``: called once a run, it returns what makes the environments,
     ``(prompt, *, seed)``, with ``close()`` if something is to be closed, and raises ``ValueError`` for wrong arguments.
     """
 
-    def __call__(self, prompt: Prompt, *, seed: int, **args: object) -> Environment: ...
+    def __call__(self, prompt: Prompt, *, seed: int) -> Environment: ...

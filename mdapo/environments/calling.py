@@ -80,7 +80,7 @@ def load_environment(cfg: Plugin) -> Environments:
 class _Bound:
     """A factory with its configured arguments."""
 
-    factory: EnvironmentFactory
+    factory: Callable[..., Any]
     args: dict[str, Any]
 
     def __call__(self, prompt: Prompt, *, seed: int) -> Any:

@@ -65,7 +65,8 @@ def _read_episode(row: dict[str, Any]) -> dict[str, Any]:
 def read_prompt(row: dict[str, Any]) -> Prompt:
     """As ``processes.prompt_as_json`` wrote it."""
     texts = tuple(Message(role, content) for role, content in row["messages"])
-    return Prompt(**{**row, "messages": texts})
+    rest = {name: value for name, value in row.items() if name != "messages"}
+    return Prompt(messages=texts, **rest)
 
 
 def _answer(function: RewardFunction, **episode: Any) -> dict[str, Any]:
