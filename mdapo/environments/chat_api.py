@@ -141,4 +141,4 @@ def _text_of(body: bytes) -> str:
 
 
 def _shown(body: bytes) -> str:
-    return ascii(shortened(body[:400].decode("utf-8", "replace").strip(), limit=200)) if body else "an empty reply"
+    return shortened(ascii(body[:400].decode("utf-8", "replace").strip()), limit=200) if body else "an empty reply"
