@@ -32,7 +32,7 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 STRANGERS = {("megatron", "rollout"), ("rollout", "megatron")}
 CONFIG_MAY_NOT_IMPORT = {"torch", "megatron", "transformers"}
 HTTP_CLIENTS = {"aiohttp", "httpx", "requests", "urllib3"}
-HTTP_IMPORTERS = ("mdapo.rollout",)
+HTTP_IMPORTERS = ("mdapo.rollout", "mdapo.environments.chat_api")
 
 
 @cache
