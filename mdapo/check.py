@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mdapo.config.load import Loaded, load
 from mdapo.config.model_facts import read_model
+from mdapo.config.placement import server_group, sharing_problems, starts_servers
 from mdapo.config.plan import file_problems, plan
 from mdapo.config.problems import lines
 from mdapo.config.render import render_plan
@@ -23,6 +24,7 @@ from mdapo.errors import EXIT_USER, UserError
 if TYPE_CHECKING:
     import torch
 
+    from mdapo.config.model_facts import ModelFacts
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
     from mdapo.data.prompts import Kind
@@ -60,7 +62,15 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
     blocks = ["# configuration\n" + loaded.resolved_yaml().rstrip(), "# plan\n" + render_plan(found, config, model)]
     if model is not None and not problems:
         problems = weight_problems(config.model.path, model)
+    group = server_group(config)
+    if starts_servers(config) and (group is None or group.device is None):  # else the rules know their kind
+        problems = [*problems, *sharing_problems(config, _device_here())]
     told = lines([*problems, *file_problems(config), *found.problems], loaded.sources)
+    if config.rollout.engine == "sglang" and model is not None and not told:
+        try:
+            blocks.append(_servers(config, model))
+        except UserError as error:
+            told = error.problems
     if told or config.debug.mode == "train":
         return _report(blocks, told)
     try:
@@ -73,6 +83,20 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
 def _report(blocks: Sequence[str], problems: Sequence[str]) -> Report:
     verdict = [f"# {len(problems)} problem{'s' * (len(problems) > 1)}\n" + "\n".join(problems)] if problems else []
     return Report("\n\n".join([*blocks, *verdict]), tuple(problems))
+
+
+def _servers(config: Config, model: ModelFacts) -> str:
+    from mdapo.trainer.report import aligned
+    from mdapo.trainer.servers_report import server_rows
+
+    return f"# servers\n{aligned(server_rows(config, model))}"
+
+
+def _device_here() -> str:
+    """The kind of device that a run would choose here."""
+    from mdapo import device
+
+    return device.current().kind
 
 
 def _conversation(loaded: Loaded) -> str:

@@ -7,6 +7,7 @@ import os
 from mdapo.ops import registry
 from mdapo.tracking.environment import describe_environment
 from mdapo.trainer.report import aligned, parts
+from mdapo.trainer.servers_report import sglang_rows
 
 # What mdapo and torch read from the environment.
 VARIABLES = ("MDAPO_DEVICE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
@@ -24,7 +25,8 @@ def doctor() -> str:
     ]
     packages = [("python", found["python"]), *found["packages"].items(), ("git", found["git"] or "not a checkout")]
     variables = [(name, os.environ.get(name, "not set")) for name in VARIABLES]
-    sections = {"machine": machine, "parts": parts(), "ops": _ops(), "packages": packages, "environment": variables}
+    sections = {"machine": machine, "parts": parts(), "ops": _ops(), "sglang": sglang_rows(), "packages": packages}
+    sections |= {"environment": variables}
     return "\n\n".join(f"{title}\n{aligned(rows)}" for title, rows in sections.items())
 
 

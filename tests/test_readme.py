@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from mdapo import errors, plugins
-from mdapo.config.load import load
 from mdapo.config.schema import RewardCfg
 from mdapo.types import Message, Prompt
 
@@ -33,17 +32,6 @@ def test_the_custom_reward_loads_and_scores(tmp_path: Path, monkeypatch: pytest.
     for text, score in answers.items():
         found = polite(messages=(*prompt.messages, Message("assistant", text)), prompt=prompt, end="done", **part.args)
         assert found["score"] == pytest.approx(score)
-
-
-def test_configurations_that_cannot_start_yet_are_named() -> None:
-    without = sorted(
-        path.name
-        for path in (ROOT / "configs").glob("*.yaml")
-        if load(path, ["model.path=m", "data.train_files=[a]", "environment.name=gsm8k"]).config.rollout.engine
-        == "sglang"
-    )
-    (sentence,) = re.findall(r"([^.\n]*\.yaml`[^\n]*cannot start yet)", README)
-    assert sorted(re.findall(r"`(\w+\.yaml)`", sentence)) == without
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:

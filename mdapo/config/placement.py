@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 
 from mdapo.config.problems import Problem, either
 from mdapo.config.schema import Config, DeviceGroup
@@ -29,6 +30,7 @@ OWN_OPTIONS = {
     **dict.fromkeys(("config",), "give its options themselves"),
     **dict.fromkeys(("ssl-keyfile", "ssl-certfile"), "nothing leaves the machine; start others yourself"),
 }
+COLLECTIVES = {"cuda": "NCCL", "npu": "HCCL"}
 START_S = 60.0  # for a Python interpreter to say what it has; a cold network drive takes a while
 
 
@@ -36,9 +38,30 @@ def placement_rules(config: Config) -> Iterator[Problem]:
     """What contradicts itself in ``placement`` and the server keys of ``rollout``."""
     yield from _groups(config)
     yield from _servers(config)
+    group = server_group(config)
+    yield from sharing_problems(config, group.device if group is not None else None)
     for name in config.rollout.engine_args:
         if (why := OWN_OPTIONS.get(name.replace("_", "-").lower())) is not None:
             yield Problem(f"rollout.engine_args.{name}", f"is not to be given: {why}")
+
+
+def sharing_problems(config: Config, kind: str | None) -> Iterator[Problem]:
+    """What servers cannot do on the actor's own devices, which are of ``kind``; None: not known yet."""
+    if not starts_servers(config) or not colocated(config) or kind is None or kind == "cpu":
+        return
+    shared = f"the servers that mdapo starts share the actor's {kind} devices"
+    keys = ("placement.rollout", "placement.groups", "rollout.engine")
+    if config.sync.mode == "distributed":
+        text = f"distributed cannot be: {shared}, and {COLLECTIVES[kind]} has no two ranks on one"
+        yield Problem("sync.mode", f"{text}; set tensor, or give them a group of their own", keys)
+    if config.rollout.mode == "async":
+        text = f"async lets servers work while the actor trains, but {shared}"
+        yield Problem("rollout.mode", f"{text}; set sync or partial, or give them a group of their own", keys)
+
+
+def starts_servers(config: Config) -> bool:
+    """Whether mdapo starts servers for this run."""
+    return config.rollout.engine == "sglang" and not config.rollout.urls
 
 
 def group_of(config: Config, name: str | None) -> DeviceGroup | None:
@@ -125,14 +148,13 @@ def _groups(config: Config) -> Iterator[Problem]:
 
 def _servers(config: Config) -> Iterator[Problem]:
     rollout, placement = config.rollout, config.placement
-    starts = rollout.engine == "sglang" and not rollout.urls
     given = {
         "rollout.num_servers": rollout.num_servers is not None,
         "rollout.tp": rollout.tp != 1,
         "rollout.server_python": rollout.server_python is not None,
         "placement.rollout": placement.rollout is not None,
     }
-    if not starts:
+    if not starts_servers(config):
         why = (
             "the local engine runs in the trainer" if rollout.engine == "local" else "rollout.urls are running already"
         )
@@ -164,28 +186,35 @@ def rank_problems(config: Config, *, world: int) -> Iterator[Problem]:
 
 def server_python_problems(config: Config) -> Iterator[Problem]:
     """Whether ``rollout.server_python`` is a Python with SGLang in it; asks it, which takes a moment."""
-    python = config.rollout.server_python
-    if config.rollout.engine != "sglang" or config.rollout.urls:
+    if not starts_servers(config):
         return
-    key, remedy = "rollout.server_python", "scripts/install_sglang_cpu.sh makes one for a CPU"
+    try:
+        sglang_version(config.rollout.server_python)
+    except LookupError as error:
+        text = f"{error.args[0]}; scripts/install_sglang_cpu.sh makes one for a CPU"
+        yield Problem("rollout.server_python", text, ("rollout.engine",))
+
+
+def sglang_version(python: str | None) -> str:
+    """SGLang's version beside that interpreter (it is asked); None: beside this one. ``LookupError``: none there."""
     if python is None:
         if importlib.util.find_spec("sglang") is None:
-            text = f"is not set, and SGLang is not installed beside mdapo; name the Python that has it; {remedy}"
-            yield Problem(key, text, ("rollout.engine",))
-        return
+            raise LookupError("is not set, and SGLang is not installed beside mdapo; name the Python that has it")
+        return metadata.version("sglang")
     if os.sep not in python or not os.path.isfile(python) or not os.access(python, os.X_OK):
         found = "" if shutil.which(python) is None or os.sep in python else f"; give its path: {shutil.which(python)}"
-        yield Problem(key, f"is no program that can be started: {python}{found}; {remedy}")
-        return
+        raise LookupError(f"is no program that can be started: {python}{found}")
     ask = "import importlib.metadata as m, json; print(json.dumps(m.version('sglang')))"
     try:
         said = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=START_S, check=True).stdout
-        if not isinstance(json.loads(said), str):
+        version = json.loads(said)
+        if not isinstance(version, str):
             raise ValueError(said)
     except subprocess.TimeoutExpired:
-        yield Problem(key, f"said nothing within {START_S:.0f} s: {python}")
+        raise LookupError(f"said nothing within {START_S:.0f} s: {python}") from None
     except subprocess.CalledProcessError as error:
         last = shortened(error.stderr.strip().rsplit("\n", 1)[-1])
-        yield Problem(key, f"has no SGLang: {python} ({last}); {remedy}")
+        raise LookupError(f"has no SGLang: {python} ({last})") from None
     except (OSError, ValueError):
-        yield Problem(key, f"is no Python interpreter: {python}; {remedy}")
+        raise LookupError(f"is no Python interpreter: {python}") from None
+    return version

@@ -221,12 +221,12 @@ def _actor(config: Config) -> Iterator[Problem]:
 
 def _sync(config: Config) -> Iterator[Problem]:
     sync = config.sync
-    if sync.timeout_s > config.run.init_timeout_s:
+    if config.rollout.engine == "sglang" and sync.timeout_s > config.run.init_timeout_s:
         yield Problem(
             "sync.timeout_s",
             f"{sync.timeout_s:g} is more than run.init_timeout_s={config.run.init_timeout_s:g}: the other ranks would "
             "give up on rank 0 first; set at most that",
-            ("run.init_timeout_s",),
+            ("run.init_timeout_s", "rollout.engine"),
         )
     if sync.dir is not None and sync.mode != "disk":
         yield Problem("sync.dir", "is where sync.mode=disk writes; set that, or leave the folder out", ("sync.mode",))

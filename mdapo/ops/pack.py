@@ -107,22 +107,23 @@ def segments(
     lengths = column("lengths", lengths_N)
     rows = len(lengths)
     starts = _starts(lengths, shape) if starts_N is None else column("starts", starts_N, size=rows)
-    spans = -(-lengths // max(align, 1)) * align if spans_N is None else column("spans", spans_N, size=rows)
+    spans = _spans(lengths, align) if spans_N is None else column("spans", spans_N, size=rows)
     _check_request(lengths, spans, align=align, multiple=multiple, cp=cp, cp_rank=cp_rank)
     size = (int(lengths.sum()),) if shape is None else shape
-    counts, edges = lengths, np.array([0, len(lengths)])
+    counts, edges = lengths, np.array([0, rows])
     if groups is not None:
         edges = np.append(0, np.fromiter(map(len, groups), np.int64, len(groups)).cumsum())
         order = np.fromiter(chain.from_iterable(groups), np.int64, int(edges[-1]))
         if len(order) and not 0 <= order.min() <= order.max() < rows:
             raise ValueError(f"groups: rows are numbered from 0 to {rows - 1}, not {order.min()} to {order.max()}")
         starts, counts, spans = starts[order], counts[order], spans[order]
-    ends = np.append(0, spans.cumsum())[edges]
-    fill = -(ends[1:] - ends[:-1]) % math.lcm(multiple, align)
-    if fill.any():
-        at, missing = edges[1:][fill > 0], fill[fill > 0]
-        starts, counts, spans = np.insert(starts, at, 0), np.insert(counts, at, 0), np.insert(spans, at, missing)
-        edges = edges + np.append(0, (fill > 0).cumsum())
+    if (whole := math.lcm(multiple, align)) > 1:
+        ends = np.append(0, spans.cumsum())[edges]
+        fill = -(ends[1:] - ends[:-1]) % whole
+        if fill.any():
+            at, missing = edges[1:][fill > 0], fill[fill > 0]
+            starts, counts, spans = np.insert(starts, at, 0), np.insert(counts, at, 0), np.insert(spans, at, missing)
+            edges = edges + np.append(0, (fill > 0).cumsum())
     runs, cu_seqlens = np.empty((4, len(spans)), np.int64), np.zeros(len(spans) + 1, np.int64)
     spans.cumsum(out=cu_seqlens[1:])
     runs[0], runs[1], runs[2], runs[3] = starts, counts, cu_seqlens[:-1], spans
@@ -197,6 +198,10 @@ def _starts(lengths: np.ndarray, shape: tuple[int, ...] | None) -> np.ndarray:
     return np.arange(shape[0]) * shape[1]
 
 
+def _spans(lengths: np.ndarray, align: int) -> np.ndarray:
+    return lengths if align <= 1 else -(-lengths // align) * align
+
+
 def _check_request(lengths: np.ndarray, spans: np.ndarray, *, align: int, multiple: int, cp: int, cp_rank: int) -> None:
     if len(lengths) == 0:
         raise ValueError("nothing to pack")
@@ -206,7 +211,7 @@ def _check_request(lengths: np.ndarray, spans: np.ndarray, *, align: int, multip
         raise ValueError(f"row {int(lengths.argmin())} has a negative length")
     if spans.max() > MAX_TOKENS // len(spans):
         raise ValueError(f"row {int(spans.argmax())} has {spans.max()} tokens, too many to add up")
-    if (spans < lengths).any():
+    if spans is not lengths and (spans < lengths).any():
         row = int((spans < lengths).argmax())
         raise ValueError(f"row {row} of {lengths[row]} tokens does not fit a segment of {spans[row]}")
     if cp > 1 and (align % (2 * cp) or (spans % (2 * cp)).any()):

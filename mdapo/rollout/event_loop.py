@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 END_S = 30.0  # that ``close`` waits for the thread
 
 
@@ -46,6 +49,23 @@ class EventLoop:
             cancels(lambda: loop.call_soon_threadsafe(lambda: begun[0].cancel()))
         return outcome.result().result()
 
+    def feed(self, items: Iterator[Item], work: Callable[[Iterator[Item]], Coroutine[Any, Any, T]]) -> T:
+        """What ``work(items)`` returns or raises; each item is made in the caller's thread, when ``work`` asks for it.
+
+        Collectives, and whatever else belongs to the thread that has the device, can so be made for a task of another
+        thread, which stands still meanwhile.
+        """
+        if self._thread is None:
+            return self.run(work(items))
+        loop = self._runner.get_loop()
+        asked: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()  # the task when it has ended
+        made: SimpleQueue[Callable[[], Item]] = SimpleQueue()
+        given = _Asked(lambda: asked.put(None), made)
+        loop.call_soon_threadsafe(lambda: loop.create_task(work(given)).add_done_callback(asked.put))
+        while (task := asked.get()) is None:
+            made.put(_outcome(items))
+        return task.result()
+
     def call(self, work: Callable[[], T]) -> T:
         """What ``work()`` returns or raises, called where the tasks run."""
 
@@ -62,3 +82,27 @@ class EventLoop:
             self._thread.join(END_S)
             assert not self._thread.is_alive(), f"the event loop did not end within {END_S:g} s"
         self._runner.close()
+
+
+class _Asked(Iterator[Item]):
+    """No generator: that would keep an item until it is asked for the next."""
+
+    def __init__(self, ask: Callable[[], object], made: SimpleQueue[Callable[[], Item]]) -> None:
+        self._ask, self._made = ask, made
+
+    def __next__(self) -> Item:
+        self._ask()
+        return self._made.get()()
+
+
+def _outcome(items: Iterator[Item]) -> Callable[[], Item]:
+    """Returns the next item, or raises what making it raised."""
+    try:
+        item = next(items)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the item was asked for
+        return partial(_raise, error)
+    return lambda: item
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -12,8 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 
@@ -33,7 +32,6 @@ MIB = 1 << 20
 MAX_BODY = 16 * MIB
 COMPLETION_BODY, TOKEN_BODY = MIB, 1024  # of a completion, and of each of its tokens: id, log-prob, text
 CONTROL_S = 30.0  # what is neither tokens nor weights
-WEIGHTS_S = 600.0
 # Less than the 5 s after which SGLang closes an idle connection: none is used that is about to close.
 KEEP_ALIVE_S = 2.0
 SEED_MASK = (1 << 63) - 1  # the server keeps seeds as int64
@@ -189,33 +187,9 @@ class Client:
         except (KeyError, TypeError, ValueError):
             raise BadReply(f"{self.url}/v1/loads: no request counts") from None
 
-    async def pause(
-        self, mode: Literal["abort", "retract", "in_place"] = "abort", *, deadline_s: float = CONTROL_S
-    ) -> None:
-        """No tokens until ``resume``. ``abort`` returns what there is of each request; the others hold it. Health is
-        not answered meanwhile."""
-        await self.post("/pause_generation", {"mode": mode}, deadline_s=deadline_s)
-
-    async def resume(self, *, deadline_s: float = CONTROL_S) -> None:
-        await self.post("/continue_generation", {}, deadline_s=deadline_s)
-
     async def flush_cache(self, *, deadline_s: float = CONTROL_S) -> None:
         """Forget all prefixes. ``Refused`` while requests run."""
         await self._ok("POST", "/flush_cache", None, deadline_s=deadline_s)
-
-    async def update_from_disk(self, folder: Path, version: int, *, deadline_s: float = WEIGHTS_S) -> None:
-        """Read all weights from ``folder`` (safetensors, as the server's machine sees it). Raises where it did not."""
-        body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
-        answer = await self.post("/update_weights_from_disk", body, deadline_s=deadline_s)
-        if not isinstance(answer, dict) or answer.get("success") is not True:
-            raise BadReply(f"{self.url}/update_weights_from_disk: no success in {shortened(self._clean(str(answer)))}")
-
-    async def release_memory(self, tags: Sequence[str] | None = None, *, deadline_s: float = CONTROL_S) -> None:
-        """Give the device memory of ``tags`` (``weights``, ``kv_cache``; default: both) back until it is resumed."""
-        await self.post("/release_memory_occupation", _tagged(tags), deadline_s=deadline_s)
-
-    async def resume_memory(self, tags: Sequence[str] | None = None, *, deadline_s: float = CONTROL_S) -> None:
-        await self.post("/resume_memory_occupation", _tagged(tags), deadline_s=deadline_s)
 
     async def post(self, path: str, body: Any, *, deadline_s: float) -> Any:
         """POST JSON, get JSON (null for an empty body). Raises as ``generate`` does."""
@@ -295,10 +269,6 @@ class _Naming:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, BadReply | Refused):
             raise type(error)(f"{self.where}: {error}") from None
-
-
-def _tagged(tags: Sequence[str] | None) -> dict[str, Any]:
-    return {} if tags is None else {"tags": list(tags)}
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int, where: str) -> bytes:

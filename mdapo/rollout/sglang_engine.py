@@ -12,7 +12,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from mdapo.rollout.sglang_client import Client, ServerInfo
 from mdapo.rollout.sglang_options import CONTEXT_MARGIN
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
-from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Restart, Resync, Server, Sync, Timing
+from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Release, Restart, Resync, Server, Sync, Timing
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +130,20 @@ class SGLangEngine:
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Bring all servers new weights; one that does not take them serves nothing until it has. ``EngineError`` when
         none takes them, or turns still run."""
+        await self._idle()
+        await self.fleet.update(self.sync, weights, version)
+        self._down_since = None
+
+    async def give_back(self, release: Release) -> None:
+        """The servers' devices are the actor's until the next ``update_weights``. ``EngineError``: turns still run."""
+        await self._idle()
+        await self.fleet.give_back(release)
+
+    async def _idle(self) -> None:
         await asyncio.gather(*self._sweeps)  # of turns whose callers have gone
         flights = self._flights(None)
         if self._calls or flights:
             raise EngineError(f"{max(len(self._calls), len(flights))} requests still run on the old weights")
-        await self.fleet.update(self.sync, weights, version)
-        self._down_since = None
 
     async def abort(self, session: str | None = None) -> None:
         """End the turns of one dialogue, or all, at their servers, with what they have; it returns when none of them
@@ -197,6 +205,19 @@ class SGLangEngine:
         if counts["prompt_tokens"]:
             found["engine/cached_share"] = counts["cached_tokens"] / counts["prompt_tokens"]
         return found
+
+    @property
+    def clients(self) -> list[Client]:
+        """Of each server that serves; behind a router, of its workers."""
+        return [client for server in self.fleet.serving for client in server.control]
+
+    async def ask(self, client: Client, request: Request) -> Completion:
+        """One turn of just that server, asked once. ``EngineError``: no good answer within an attempt's deadline."""
+        return await self._asked(client, request, uuid.uuid4().hex)
+
+    def _asked(self, client: Client, request: Request, rid: str) -> Coroutine[None, None, Completion]:
+        params, version, deadline_s = request.params, self.version, self.timing.attempt_s
+        return client.generate(request.ids, params, rid=rid, seed=request.seed, version=version, deadline_s=deadline_s)
 
     # ---- one turn --------------------------------------------------------------------------------------------------
 
@@ -290,15 +311,7 @@ class SGLangEngine:
 
     def _take_off(self, request: Request, server: Server) -> Flight:
         rid = uuid.uuid4().hex  # of one length: SGLang aborts what begins with what it is given
-        work = server.client.generate(
-            request.ids,
-            request.params,
-            rid=rid,
-            seed=request.seed,
-            version=self.version,
-            deadline_s=self.timing.attempt_s,
-        )
-        flight = Flight(rid, request.session, server, asyncio.create_task(work))
+        flight = Flight(rid, request.session, server, asyncio.create_task(self._asked(server.client, request, rid)))
         server.flights.add(flight)
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mdapo.config.placement import server_devices, server_group
+from mdapo.config.placement import colocated, server_devices, server_group
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
@@ -49,6 +49,7 @@ class ServerOptions:
     max_running: int = 64  # dialogues
     python: str | None = None  # of SGLang's environment; None: this interpreter
     threads: int = 0  # CPU threads of a scheduler; 0: OpenMP's choice
+    takes_turns: bool = False  # gives its memory back while the trainer computes on the same devices
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self, port: int) -> list[str]:
@@ -64,6 +65,8 @@ class ServerOptions:
             "max-running-requests": self.max_running,
             "log-level-http": "warning",  # no line a request
         }
+        if self.takes_turns and self.device != "cpu":  # a CPU's memory is not given back
+            options["enable-memory-saver"] = True
         if self.device == "cpu":
             room = self.max_context + CONTEXT_MARGIN
             tokens = max(room, min(CPU_CACHE_TOKENS, self.max_running * room))
@@ -115,6 +118,7 @@ def server_options(
             max_running=rollout.max_running,  # of each: when one dies, another takes over what it had
             python=rollout.server_python,
             threads=threads,
+            takes_turns=colocated(config),
             engine_args=rollout.engine_args,
         )
         for devices in server_devices(config, kind=kind, visible=visible)

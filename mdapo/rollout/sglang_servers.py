@@ -61,6 +61,8 @@ def external(config: Config) -> tuple[list[Address], Address | None]:
 Restart = Callable[[Address], Awaitable[Address]]
 # Bring all servers all weights, each tensor once, as a version; the answer says which failed (by URL), and why.
 Sync = Callable[[Sequence[Client], "Iterable[tuple[str, torch.Tensor]]", int], Awaitable[Mapping[str, str]]]
+# Let servers give the memory of their weights back; the answer says which did not (by URL), and why.
+Release = Callable[[Sequence[Client]], Awaitable[Mapping[str, str]]]
 # Bring one server, which has just started, the weights of the newest version, without the trainer.
 Resync = Callable[[Client, int], Awaitable[None]]
 
@@ -284,6 +286,19 @@ class Fleet:
             await asyncio.gather(*(self._confirm(server, version, failed, began) for server in takers))
         if not self.serving:
             raise EngineError(f"no server took the weights of version {version}: {self.causes()}")
+
+    async def give_back(self, release: Release) -> None:
+        """From now on no server has weights, until the next update; one that keeps its memory is told, and suspect."""
+        async with self._weights:
+            givers, began = [server for server in self.servers if server.health.answers], self.clock()
+            for server in givers:
+                server.health.missed("it gave its memory back while the actor trains")
+            failed = await release([client for server in givers for client in server.control])
+            for server in givers:
+                if reasons := [failed[client.url] for client in server.control if client.url in failed]:
+                    why = f"it did not give its memory back: {'; '.join(reasons)}"
+                    server.health.failed(why, began=began)
+                    self.notify(f"{server.url}: {server.health.state}: {shortened(why)}")
 
     async def _confirm(self, server: Server, version: int, failed: Mapping[str, str], began: float) -> None:
         try:

@@ -6,8 +6,10 @@ Rank 0 asks (`probe`), the samples go the way of a step's samples to the ranks, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +19,13 @@ from mdapo.rollout.engine import Completion, EngineError, Request, SamplingParam
 from mdapo.types import Sample, Samples
 
 if TYPE_CHECKING:
+    from mdapo.config.schema import Config
     from mdapo.megatron.actor import Actor
     from mdapo.types import MicroBatch
 
-LIMIT = {"float32": 1e-4, "bfloat16": 0.5}  # largest gap of one token's log-prob, by the coarser of the two dtypes
-TOKENS = 8  # written after each prompt
+# Largest gap of one token's log-prob, by the coarser of the two dtypes.
+LIMIT = {"float32": 1e-4, "bfloat16": 0.5}
+PROMPTS, PROMPT_TOKENS, TOKENS = 2, 64, 8  # of each server; at most so many of a prompt, and written after it
 PROBE = "sync-check"
 
 
@@ -33,22 +37,64 @@ class Asked:
     generate: Callable[[Request], Awaitable[Completion]]
 
 
-async def probe(
-    servers: Sequence[Asked], prompts: Sequence[Sequence[int]], *, params: SamplingParams, version: int
-) -> Samples:
-    """Every server continues every prompt by ``params``; a sample each, with the server's log-probs.
+@dataclass(frozen=True)
+class Probed:
+    """``by_url``: what each server wrote, a sample for each prompt; ``failed``: why one wrote nothing."""
 
-    ``EngineError``: one does not answer, or with tokens of other weights than ``version``.
+    by_url: Mapping[str, Sequence[Sample]]
+    failed: Mapping[str, str]
+
+    def of(self, urls: Iterable[str]) -> Samples:
+        """What those wrote; each sample is a group."""
+        samples = [sample for url in urls for sample in self.by_url[url]]
+        return Samples.of([replace(sample, group=number) for number, sample in enumerate(samples)])
+
+
+async def probe(
+    servers: Sequence[Asked],
+    prompts: Sequence[Sequence[int]],
+    *,
+    params: SamplingParams,
+    version: int,
+    deadline_s: float,
+) -> Probed:
+    """Every server continues every prompt by ``params``, all of them at a time and within ``deadline_s``.
+
+    Failed has one that does not answer, or with tokens of other weights than ``version``.
     """
-    found = []
-    for server in servers:
-        for number, prompt in enumerate(prompts):
-            name = f"{PROBE}-{version}-{number}-{server.url}"
-            answer = await server.generate(Request(prompt, params, session=name, group=name, seed=number))
-            if answer.version != version or not answer.ids:
-                raise EngineError(f"{server.url}: {len(answer.ids)} tokens of version {answer.version}, not {version}")
-            found.append(_sample(server.url, len(found), prompt, answer))
-    return Samples.of(found)
+
+    async def ask(server: Asked, number: int) -> Sample:
+        name = f"{PROBE}-{version}-{number}-{server.url}"
+        request = Request(prompts[number], params, session=name, group=name, seed=number)
+        async with asyncio.timeout(deadline_s):
+            answer = await server.generate(request)
+        if answer.version != version or not answer.ids:
+            raise EngineError(f"{len(answer.ids)} tokens of version {answer.version}, not {version}")
+        return _sample(server.url, number, prompts[number], answer)
+
+    async def ask_all(server: Asked) -> list[Sample] | str:
+        found = await asyncio.gather(*(ask(server, i) for i in range(len(prompts))), return_exceptions=True)
+        for error in found:
+            if isinstance(error, EngineError):
+                return str(error)
+            if isinstance(error, TimeoutError):
+                return f"no answer within {deadline_s:g} s"
+            if isinstance(error, BaseException):
+                raise error
+        return [sample for sample in found if isinstance(sample, Sample)]
+
+    answers = await asyncio.gather(*map(ask_all, servers))
+    both = list(zip((server.url for server in servers), answers, strict=True))
+    failed = {url: answer for url, answer in both if isinstance(answer, str)}
+    return Probed({url: answer for url, answer in both if not isinstance(answer, str)}, failed)
+
+
+def allowed_gap(config: Config) -> float:
+    """The largest gap that rounding explains, for the dtypes of this run's actor and engine."""
+    rollout = config.rollout
+    engine = rollout.dtype if rollout.engine == "local" else rollout.engine_args.get("dtype")
+    both_fine = config.model.dtype == "float32" and engine in (None, "float32", "float")
+    return LIMIT["float32" if both_fine else "bfloat16"]
 
 
 def _sample(url: str, number: int, prompt: Sequence[int], answer: Completion) -> Sample:
@@ -61,10 +107,11 @@ def _sample(url: str, number: int, prompt: Sequence[int], answer: Completion) ->
 
 
 def largest_gap(actor: Actor, micro_batches: Sequence[MicroBatch]) -> float:
-    """The largest difference between a log-prob of a server and the actor's, over all ranks; collective."""
+    """The largest difference between a log-prob of a server and the actor's, over all ranks; collective. Infinite
+    where one is no number."""
     largest = 0.0
     for batch, logps_R in zip(micro_batches, actor.logprobs(micro_batches), strict=True):
         gap_R = (logps_R.cpu() - batch.rollout_logps_R.cpu()).abs()[batch.loss_weights_R.cpu() > 0]
         if len(gap_R):
-            largest = max(largest, float(gap_R.max()))
+            largest = max(largest, float(gap_R.nan_to_num(nan=math.inf).max()))
     return reduce_metrics({"gap_max": largest})["gap_max"]

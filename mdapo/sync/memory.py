@@ -16,7 +16,12 @@ CUDA_GRAPH: Final = "cuda_graph"
 
 
 class Occupation(Protocol):
-    """What happens to the servers' memory around a sync. Servers that fail are lost from the fleet."""
+    """What happens to the servers' memory around a sync. Servers that fail are lost from the fleet.
+
+    ``shared``: servers and actor take turns on the same devices.
+    """
+
+    shared: bool
 
     async def give_back(self, fleet: Fleet) -> None:
         """The rollout is over, training begins. Requests of the servers end or wait."""
@@ -34,6 +39,8 @@ class Occupation(Protocol):
 class Apart:
     """Servers with devices of their own keep their memory."""
 
+    shared = False
+
     async def give_back(self, fleet: Fleet) -> None: ...
 
     async def weights_only(self, fleet: Fleet) -> None: ...
@@ -43,6 +50,8 @@ class Apart:
 
 class Colocated:
     """Servers that share the trainer's devices; they must be started with ``enable_memory_saver``."""
+
+    shared = True
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s

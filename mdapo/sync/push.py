@@ -81,6 +81,13 @@ class Pusher:
         await transport.load(server)
         await self._release(server, self._expected, version)
 
+    async def give_back(self, servers: Sequence[Server]) -> Mapping[str, str]:
+        """The rollout is over and the actor takes the devices, if they are the same: the servers' memory goes until the
+        next sync. Returns why each server that kept its memory did, by URL."""
+        fleet = Fleet.of(servers)
+        await self.occupation.give_back(fleet)
+        return dict(fleet.failed)
+
     async def push(self, servers: Sequence[Server], weights: Iterable[tuple[str, Tensor]], version: int) -> Outcome:
         """Give all ``servers`` the weights, under ``version``.
 

@@ -47,12 +47,13 @@ def sync_weights(
 
 
 def _once(actor: Actor, engine: Engine | None, version: int, loop: EventLoop | None) -> str:
-    """One pass over the weights; why it failed. Whatever happens on rank 0, the gathering goes on to its end."""
+    """One pass over the weights; why it failed. Whatever happens on rank 0, the gathering goes on to its end, in this
+    thread, which has the device and the collectives."""
     weights = actor.export()
     try:
         if engine is not None:
             assert loop is not None
-            loop.run(engine.update_weights(weights, version))
+            loop.feed(weights, lambda given: engine.update_weights(given, version))
     except EngineError as error:
         return str(error)
     finally:

@@ -24,6 +24,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("grad_norm", "actor/grad_norm"),
     ("entropy", "actor/entropy"),
     ("gap", "actor/rollout_logp_gap"),
+    ("sync_gap", "sync/logprob_gap"),
     ("len", "length/response_mean"),
     ("len_max", "length/response_max"),
     ("groups", "rollout/groups_trained"),

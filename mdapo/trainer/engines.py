@@ -12,16 +12,16 @@ import torch
 
 from mdapo import device
 from mdapo.config.model_facts import ModelFacts, require_facts
-from mdapo.config.placement import colocated, server_group
+from mdapo.config.placement import colocated, server_group, sharing_problems
+from mdapo.config.problems import require_none
 from mdapo.config.schema import Config
 from mdapo.device import Kind
 from mdapo.rollout.engine import Engine
 from mdapo.rollout.local_engine import LocalEngine
-from mdapo.rollout.sglang_client import open_session
-from mdapo.rollout.sglang_engine import SGLangEngine
+from mdapo.rollout.sglang_connect import connect
 from mdapo.rollout.sglang_options import server_options
 from mdapo.rollout.sglang_server import Server
-from mdapo.rollout.sglang_servers import Address, Timing, external
+from mdapo.rollout.sglang_servers import Address, external
 from mdapo.sync.build import build_pusher
 from mdapo.sync.push import Pusher
 
@@ -59,6 +59,7 @@ async def open_engine(config: Config, *, logs: Path, say: Say) -> OpenEngine:
         )
         return OpenEngine(local)
     facts = require_facts(Path(config.model.path))
+    require_none(sharing_problems(config, device.current().kind))  # where no group names a kind of device
     servers = [] if config.rollout.urls else _owned(config, logs)
     try:
         if servers:
@@ -71,13 +72,17 @@ async def open_engine(config: Config, *, logs: Path, say: Say) -> OpenEngine:
 
 
 def _owned(config: Config, logs: Path) -> list[Server]:
-    here, kind = device.current().kind, _servers_on(config)
-    visible = 0 if kind == "cpu" else int(getattr(torch, kind).device_count())
+    here, visible = device.current().kind, visible_devices(servers_on(config))
     options = server_options(config, here=here, visible=visible)
     return [Server(one, log=logs / f"server-{number}.log") for number, one in enumerate(options)]
 
 
-def _servers_on(config: Config) -> Kind:
+def visible_devices(kind: Kind) -> int:
+    """How many of that kind this process sees; 0 for a CPU, which is not counted."""
+    return 0 if kind == "cpu" else int(getattr(torch, kind).device_count())
+
+
+def servers_on(config: Config) -> Kind:
     """The kind of device of the servers that this run starts."""
     group = server_group(config)
     return group.device if group is not None and group.device is not None else device.current().kind
@@ -108,26 +113,19 @@ async def _connected(config: Config, facts: ModelFacts, servers: Sequence[Server
         config,
         facts,
         device=device.current(),
-        servers_on=_servers_on(config),
+        servers_on=servers_on(config),
         urls=[address.url for address in addresses],
         ranks=config.rollout.tp,
         colocated=bool(servers) and colocated(config),
     )
-    engine = SGLangEngine(
+    engine = await connect(
+        config,
+        facts,
         addresses,
-        session=open_session(),
-        vocab_size=facts.vocab,
-        sync=pusher.send,
-        resync=pusher.again if config.sync.mode == "disk" else None,
-        restart=restart if servers else None,
         router=router,
-        max_running=config.rollout.max_running,
-        timing=Timing.of(config),
+        sync=pusher.send,
+        resync=pusher.again if config.sync.mode == "disk" else None,  # no other mode keeps weights to bring later
+        restart=restart if servers else None,
         notify=say,
     )
-    try:
-        await engine.check(max_context=config.model.max_context, architecture=facts.architecture)
-    except BaseException:
-        await engine.close()
-        raise
     return OpenEngine(engine, pusher, servers)

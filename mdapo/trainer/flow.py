@@ -33,12 +33,14 @@ from mdapo.trainer import state as state_io
 from mdapo.trainer.journal import EvalJournal, Journal
 from mdapo.trainer.rollout import Rollout, build_rollout
 from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
+from mdapo.trainer.sync_check import check_sync
 
 if TYPE_CHECKING:
     from mdapo.config.load import Loaded
     from mdapo.megatron.actor import UpdateStats
     from mdapo.rollout.dynamic_batch import Collected
     from mdapo.rollout.engine import Engine
+    from mdapo.sync.push import Pusher
     from mdapo.trainer.record import StepRecord
     from mdapo.types import MicroBatch, Samples
 
@@ -60,7 +62,9 @@ class Trainer:
         self.trains = not only_evaluate and loaded.config.debug.mode != "rollout"
         self.started = time.monotonic()
         self.first_step = True
-        self.lost = ""  # why the engine can give no more tokens
+        self.first_check = True
+        self.lost: Interrupted | UserError | None = None  # why no more tokens can be had
+        self.synced: dict[str, float] = {}  # ``sync/...`` of the newest sync
         self.stop = StopSignal()
         self.stop.install()
         self.timers = Timers()
@@ -184,6 +188,10 @@ class Trainer:
         own = load_share(ranks.scatter_shares(self.share_errors(plan)))
         return micro_batches(own, self.config, token_multiple=multiple)
 
+    def make_room(self) -> None:
+        """Training begins: servers on the actor's devices give their memory back, until the sync that follows it."""
+        self.share_errors(lambda: self.lead.make_room())
+
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.
 
@@ -202,7 +210,8 @@ class Trainer:
     def sync(self) -> None:
         """Bring the engine the actor's weights, as ``state.version``. No token is written meanwhile.
 
-        An engine that cannot take them ends the run at the next ``raise_if_stopped``, when what is under way is whole.
+        An engine that cannot take them, or that ``sync.check`` finds to have others, ends the run at the next
+        ``raise_if_stopped``, when what is under way is whole.
         """
         if not self.agree({"engine": self.engine is not None})["engine"]:
             return
@@ -217,8 +226,14 @@ class Trainer:
                 pusher=pusher,
                 group=self.patient,
             )
+            self.synced = sync_metrics(pusher)
+            if self.config.sync.check:
+                self.synced |= check_sync(self)
         except EngineError as error:
-            self.lost = f"the engine has no weights to go on with: {error}; the same command resumes"
+            self.lost = Interrupted(f"the engine has no weights to go on with: {error}; the same command resumes")
+            return
+        except UserError as error:
+            self.lost = error
             return
         self.share_errors(lambda: self.lead.resume())
 
@@ -229,9 +244,10 @@ class Trainer:
             return self.agree(found or {})
 
     def raise_if_stopped(self) -> None:
-        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop, or the engine is lost."""
-        if self.lost:
-            raise Interrupted(self.lost)
+        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop or the engine is lost, ``UserError`` when
+        it has other weights than the actor."""
+        if self.lost is not None:
+            raise self.lost
         if self.agree({"stop": self.stop.requested})["stop"]:
             raise Interrupted(RESUMES)
 
@@ -283,6 +299,14 @@ class Trainer:
     def say(self, text: str) -> None:
         if self.journal is not None:
             self.journal.say(text)
+
+
+def sync_metrics(pusher: Pusher | None) -> dict[str, float]:
+    """``sync/...`` of its newest sync."""
+    if pusher is None or pusher.last is None:
+        return {}
+    last = pusher.last
+    return {"sync/bytes": last.bytes_sent, "sync/servers": len(last.synced), "sync/failed": len(last.failed)}
 
 
 def scored(actor: Actor, mini: list[MicroBatch], kind: Literal["old", "ref"]) -> list[MicroBatch]:

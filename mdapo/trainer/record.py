@@ -29,7 +29,8 @@ def make_record(
     t: Trainer, collected: Collected | None, credit: Mapping[str, float], updates: Sequence[UpdateStats]
 ) -> StepRecord:
     """Close the step's books: prompts trained are committed, numbers joined; timers start over."""
-    numbers = {**credit, **actor_metrics(updates), **t.timers.pop(), "version": t.state.version}
+    synced = t.synced if updates else {}
+    numbers = {**credit, **actor_metrics(updates), **synced, **t.timers.pop(), "version": t.state.version}
     record = StepRecord(t.state.step, metrics=numbers)
     if collected is not None:
         assert t.rollout is not None

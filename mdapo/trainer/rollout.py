@@ -18,11 +18,15 @@ from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
+from mdapo.rollout.engine import EngineError, SamplingParams
+from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.short_prompts import short_prompts
+from mdapo.sync.compare import PROMPT_TOKENS, PROMPTS, TOKENS, Probed, probe
 from mdapo.tracking.recorder import replay_path
 from mdapo.tracking.run_folder import SERVERS
 from mdapo.trainer.engines import open_engine
 from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
+from mdapo.trainer.sync_check import askable
 
 if TYPE_CHECKING:
     from mdapo.config.schema import Config
@@ -48,8 +52,10 @@ class Rollout(Protocol):
     def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
     def trained(self, collected: Collected) -> None: ...
+    def make_room(self) -> None: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
+    def probe(self, *, version: int) -> Probed: ...
     def save(self, folder: Path) -> dict[str, Any]: ...
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
@@ -76,10 +82,10 @@ class LiveRollout:
         self.environments = self._run(loading.call(lambda: load_environment(config.environment)), stop)
         loading.close()
         self.calls, make = self.environments.calls(config.environment), self.environments
-        train = self._prompts(config.data.train_files, "training", make, stop)
+        self.train = self._prompts(config.data.train_files, "training", make, stop)
         val = config.data.val_files
         self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
-        stream = PromptStream(train, seed=config.run.seed, shuffle=config.data.shuffle)
+        stream = PromptStream(self.train, seed=config.run.seed, shuffle=config.data.shuffle)
         self.rewards = RewardRunner(
             config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
         )
@@ -138,12 +144,46 @@ class LiveRollout:
         self.loop.call(lambda: self.batch.trained(collected))
         self._boundary = None
 
+    def make_room(self) -> None:
+        """The actor trains next, and then brings new weights."""
+        engine, pusher = self.opened.engine, self.opened.pusher
+        if pusher is not None and pusher.occupation.shared and isinstance(engine, SGLangEngine):
+            try:
+                self.loop.run(engine.give_back(pusher.give_back))
+            except EngineError as error:
+                self.journal.say(f"the servers keep their memory while the actor trains: {error}")
+
     def pause(self) -> None:
         """Before the engine's weights change: no conversation is under way until ``resume``."""
         self.loop.run(self.batch.pause())
 
     def resume(self) -> None:
         self.loop.run(self.batch.resume())
+
+    def probe(self, *, version: int) -> Probed:
+        """A few tokens of every server, for ``sync.check``; while nothing is under way. No signal cuts it short: it
+        comes within a step, which is whole or has not happened."""
+
+        async def work() -> Probed:
+            found = await probe(
+                askable(self.opened.engine),
+                self._probes(),
+                params=SamplingParams(
+                    min(TOKENS, self.config.rollout.max_response_len),
+                    temperature=self.config.rollout.temperature,
+                    ignore_eos=True,
+                ),
+                version=version,
+                deadline_s=self.config.sync.timeout_s,
+            )
+            await self.opened.engine.abort()  # nothing of it runs on or lends its cache
+            return found
+
+        return self.loop.run(work())
+
+    def _probes(self) -> list[list[int]]:
+        """The ends of the first prompts."""
+        return [self.chat.prompt_ids(prompt.messages)[-PROMPT_TOKENS:] for prompt in self.train[:PROMPTS]]
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Between steps, what there is; within one, what there was before it, so that it begins again as it was."""
@@ -205,11 +245,17 @@ class Replay:
     def trained(self, collected: Collected) -> None:
         self.step += 1
 
+    def make_room(self) -> None:
+        pass
+
     def pause(self) -> None:
         pass
 
     def resume(self) -> None:
         pass
+
+    def probe(self, *, version: int) -> Probed:
+        return Probed({}, {})
 
     def save(self, folder: Path) -> dict[str, Any]:
         return {"step": self.step}

@@ -24,6 +24,8 @@ def step(t: Trainer) -> StepRecord:
     with t.timers("batch"):
         samples, credit = make_samples(collected.groups, t.config) if collected is not None else (NO_SAMPLES, {})
         mini_batches = t.scatter(samples if t.trains else NO_SAMPLES)
+    if mini_batches:
+        t.make_room()
     mini_batches = t.with_logps(mini_batches)
     with t.timers("train"):
         updates = [t.actor.update(mini, t.loss_fn) for mini in mini_batches * t.config.actor.ppo_epochs]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,9 +112,23 @@ def then_infinite(update: Callable[..., Any], number: int) -> Callable[..., Any]
     return updated
 
 
+def with_noise(update_weights: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """``update_weights``, whose ``number``-th call gets a tenth more of every weight."""
+    calls = 0
+
+    async def updated(engine: Any, weights: Any, version: int) -> None:
+        nonlocal calls
+        calls += 1
+        more = 1.1 if calls == number else 1.0
+        await update_weights(engine, ((name, tensor * more) for name, tensor in weights), version)
+
+    return updated
+
+
 def sabotage(what: str, number: int) -> None:
     from mdapo.megatron.actor import Actor
     from mdapo.rollout.dynamic_batch import DynamicBatch
+    from mdapo.rollout.local_engine import LocalEngine
     from mdapo.trainer import flow, state
 
     if what == "killed-before-commit":  # all files are written, the commit is not there yet
@@ -122,6 +137,8 @@ def sabotage(what: str, number: int) -> None:
         flow.sync_weights = at_call(number, end(signal.SIGTERM), flow.sync_weights)
     elif what == "terminated-in-evaluation":
         DynamicBatch.evaluate = at_call(number, end(signal.SIGTERM), DynamicBatch.evaluate)
+    elif what == "other-weights":  # a sync brings the engine others than the actor's
+        LocalEngine.update_weights = with_noise(LocalEngine.update_weights, number)
     elif what == "nan-loss":  # on this rank alone
         make_loss_fn = flow.make_loss_fn
         flow.make_loss_fn = lambda config: poisoned(make_loss_fn(config), number)
@@ -131,6 +148,32 @@ def sabotage(what: str, number: int) -> None:
         raise AssertionError(what)
 
 
+def local_for_servers() -> None:
+    """A mock of servers, for ``rollout.mode: async``, whose rule asks for them: the local engine answers in their
+    place, in the event loop's thread. With real servers: tests/sglang/test_trainer_real.py."""
+    from mdapo.megatron.actor import Actor
+    from mdapo.rollout.local_engine import LocalEngine
+    from mdapo.trainer import rollout
+    from mdapo.trainer.engines import OpenEngine
+
+    export = Actor.export
+
+    def exported(actor: Any) -> Any:
+        for item in export(actor):
+            assert threading.current_thread() is threading.main_thread(), "it has the device and the collectives"
+            yield item
+
+    async def open_engine(config: Any, **_: Any) -> OpenEngine:
+        path, model = config.model.path, config.model
+        return OpenEngine(
+            LocalEngine(path, dtype=model.dtype, max_running=16, max_context=model.max_context, threads=1)
+        )
+
+    Actor.export, rollout.open_engine = exported, open_engine
+
+
+if "LOCAL_FOR_SERVERS" in os.environ and "mdapo.trainer.flow" in sys.modules:
+    local_for_servers()
 if "SABOTAGE" in os.environ and "mdapo.trainer.flow" in sys.modules:  # not in the reward processes
     _what, _, _number = os.environ["SABOTAGE"].partition(":")
     sabotage(_what, int(_number))

@@ -3,10 +3,11 @@ bit, as one that was not."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
-from tiny_run import Material, mdapo, metrics, trained_prompts, weights
+from tiny_run import Command, Material, mdapo, metrics, trained_prompts, wait_for, weights
 
 from mdapo.data.wire import load_groups_file
 
@@ -51,3 +52,23 @@ def test_a_killed_partial_run_goes_on_with_its_unfinished_conversations(material
     assert metrics(run / "run") == rows
     assert weights(run / "run") == weights(whole / "run")
     assert trained_prompts(run / "run") == trained_prompts(whole / "run")
+
+
+def test_a_signal_in_mid_step_costs_two_ranks_no_bit(material: Material, tmp_path: Path) -> None:
+    """The step begins again as it was, with what had been put off before it."""
+    whole, stopped, slow = tmp_path / "whole", tmp_path / "stopped", tmp_path / "slow"
+    done = mdapo("train", str(material.config), f"run.dir={whole}", *KEYS, "parallel.data=2")
+    assert done.code == 0, done.err
+    command, run = ("train", str(material.config), f"run.dir={stopped}", *KEYS, "parallel.data=2"), stopped / "run"
+    slow.touch()
+    running = Command(*command, SLOW=str(slow))
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) >= 2)
+    running.process.send_signal(signal.SIGTERM)
+    done = running.wait()
+    assert done.code == 75 and "Traceback" not in done.err, done.err
+    slow.unlink()
+    done = mdapo(*command)
+    assert done.code == 0, done.err
+    assert metrics(run) == metrics(whole / "run")
+    assert weights(run) == weights(whole / "run")
+    assert trained_prompts(run) == trained_prompts(whole / "run")

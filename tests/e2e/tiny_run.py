@@ -161,7 +161,11 @@ class Command:
 
 def rank_environment(**more: str) -> dict[str, str]:
     """The environment of a command: this one without what would lead it elsewhere."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("MASTER_PORT", "MASTER_ADDR", "SABOTAGE", "SLOW")}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("MASTER_PORT", "MASTER_ADDR", "SABOTAGE", "SLOW", "LOCAL_FOR_SERVERS")
+    }
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MDAPO_DEVICE": "cpu", **more}
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from mdapo.config.model_facts import ModelFacts
 from mdapo.rollout.engine import Completion, Request, SamplingParams
 from mdapo.rollout.health import HealthLimits
 from mdapo.rollout.sglang_client import open_session
-from mdapo.rollout.sglang_disk import DiskWeights
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.sync.disk import DiskTransport
+from mdapo.sync.memory import Occupation
+from mdapo.sync.push import Pusher
 
 from .hostile_server import KEY, STOP, VOCAB, logp_of, tokens_of
 
@@ -34,7 +39,11 @@ QUICK = Timing(
     abort_again_s=0.05,
 )
 LIMITS = HealthLimits(restart_wait_s=0.05, restart_wait_max_s=0.2)
-WEIGHTS = [("w", torch.ones(2))]
+MODEL = ModelFacts(
+    "A", layers=1, hidden=4, ffn=4, heads=1, kv_heads=1, head_dim=4, vocab=VOCAB, max_positions=64,
+    tied=True, dtype="float32", qkv_bias=False, qk_norm=False,
+)  # fmt: skip
+WEIGHTS = [(name, torch.ones(shape)) for name, shape in MODEL.weight_shapes().items()]
 
 
 @asynccontextmanager
@@ -45,29 +54,32 @@ async def engine_over(
     limits: HealthLimits = LIMITS,
     resync: bool = True,
     version: int | None = 0,
+    occupation: Occupation | None = None,
     **more: Any,
 ) -> AsyncGenerator[SGLangEngine]:
     """With weights of ``version`` brought by way of the disk."""
-    disk = DiskWeights()
-    engine = SGLangEngine(
-        [Address(url, KEY) for url in urls],
-        session=open_session(),
-        vocab_size=VOCAB,
-        sync=disk.send,
-        resync=disk.again if resync else None,
-        timing=timing,
-        limits=limits,
-        rng=random.Random(1),
-        **more,
-    )
-    try:
-        if version is not None:
-            await engine.update_weights(WEIGHTS, version)
-        yield engine
-    finally:
-        async with asyncio.timeout(30):
-            await engine.close()
-        disk.close()
+    with tempfile.TemporaryDirectory() as folder:
+        transport = DiskTransport(Path(folder), timeout_s=10.0)
+        pusher = Pusher(transport, MODEL, bucket_bytes=1 << 20, timeout_s=10.0, occupation=occupation)
+        engine = SGLangEngine(
+            [Address(url, KEY) for url in urls],
+            session=open_session(),
+            vocab_size=VOCAB,
+            sync=pusher.send,
+            resync=pusher.again if resync else None,
+            timing=timing,
+            limits=limits,
+            rng=random.Random(1),
+            **more,
+        )
+        try:
+            if version is not None:
+                await engine.update_weights(WEIGHTS, version)
+            yield engine
+        finally:
+            async with asyncio.timeout(30):
+                await engine.close()
+                await pusher.close()
 
 
 def request(number: int = 0, *, group: int | None = None, prompt: Sequence[int] = (5, 6, 7)) -> Request:

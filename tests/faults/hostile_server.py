@@ -192,7 +192,7 @@ class HostileServer:
     by misdeed; ``running`` has the rids under way, ``aborted`` those that an abort reached; ``ill``: no health."""
 
     def __init__(self, script: Script = lambda _: "", *, version: str = "0", token_s: float = 0.0) -> None:
-        self.script, self.version, self.token_s = script, version, token_s
+        self.script, self.version, self.token_s, self.architecture = script, version, token_s, "A"
         self.requests: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
         self.rids: list[str] = []
@@ -202,6 +202,7 @@ class HostileServer:
         self.ill = False
         self.deaf = False  # to aborts
         self.refuse_weights = False
+        self.away: set[str] = set()  # memory that it gave back
         self.original_logprobs = False  # as with SGLANG_RETURN_ORIGINAL_LOGPROB
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -273,8 +274,19 @@ class HostileServer:
             for rid in [r for r in self.running if body.get("abort_all") or r.startswith(body["rid"])]:
                 self.aborted.append(rid)
                 self.running[rid].set()
+        elif path in ("/release_memory_occupation", "/resume_memory_occupation") and self.refuse_weights:
+            writer.write(http(b"no memory saver", status=400))
+            return True
+        elif path == "/release_memory_occupation":
+            self.away |= set(body["tags"])
+        elif path == "/resume_memory_occupation":
+            self.away -= set(body["tags"])
+        elif path == "/pause_generation":
+            for stopped in self.running.values():
+                stopped.set()
         elif path == "/model_info":
-            answer = json.dumps({"model_path": "m", "architectures": ["A"], "weight_version": self.version}).encode()
+            known = {"model_path": "m", "architectures": [self.architecture], "weight_version": self.version}
+            answer = json.dumps(known).encode()
         elif path == "/server_info":
             answer = b'{"max_req_input_len": 4096, "enable_deterministic_inference": true}'
         elif path == "/update_weights_from_disk":
@@ -282,8 +294,10 @@ class HostileServer:
             if self.refuse_weights:
                 writer.write(http(b'{"success": false, "message": "no such folder"}', status=400))
                 return True
-            self.version = body["weight_version"]
             answer = b'{"success": true, "message": "ok", "num_paused_requests": 0}'
+        elif path == "/update_weight_version":
+            self.version = body["new_version"]
+            answer = b'{"success": true, "message": "ok"}'
         writer.write(http(answer))
         await writer.drain()
         return True

@@ -151,12 +151,3 @@ def test_what_is_no_key_is_an_error_that_does_not_show_it(key: str) -> None:
             return str(caught.value)
 
     assert key not in asyncio.run(run())
-
-
-def test_weights_that_were_not_taken_are_an_error() -> None:
-    async def work(server: HostileServer, client: Client) -> None:
-        server.refuse_weights = True
-        with pytest.raises(Refused, match="no such folder"):
-            await client.update_from_disk("/nowhere", 3)  # type: ignore[arg-type]
-
-    use(HostileServer(), work)

@@ -19,6 +19,7 @@ from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.sync.memory import Colocated
 
 from .engines import QUICK, WEIGHTS, engine_over, is_right, request
 from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, HostileServer
@@ -397,6 +398,51 @@ def test_weights_wait_for_no_turn_and_none_runs_on() -> None:
             await engine.abort()
             await turn
             await engine.update_weights(WEIGHTS, 1)
+
+    run(work())
+
+
+def test_servers_that_gave_their_memory_back_serve_nothing_until_the_next_weights() -> None:
+    """A server that keeps its memory is told, and is brought the next weights all the same. What is really freed, only
+    a GPU can show."""
+
+    async def work() -> None:
+        occupation, said = Colocated(timeout_s=10.0), []
+        async with HostileServer() as one, HostileServer() as two:
+            two.refuse_weights = True
+            urls = [one.url, two.url]
+            async with engine_over(
+                urls, resync=False, version=None, occupation=occupation, notify=said.append
+            ) as engine:
+                two.refuse_weights = False
+                await engine.update_weights(WEIGHTS, 1)
+                two.refuse_weights = True
+                await engine.give_back(engine.sync.__self__.give_back)  # type: ignore[attr-defined] - the pusher's
+                assert one.away == {"kv_cache", "weights", "cuda_graph"} and not two.away
+                assert [line for line in said if two.url in line and "did not give its memory back" in line]
+                with pytest.raises(EngineError, match="it gave its memory back while the actor trains"):
+                    await engine.generate(request())
+                two.refuse_weights = False
+                await engine.update_weights(WEIGHTS, 2)
+                assert not one.away
+                asked = [request(i) for i in range(16)]
+                found = await asyncio.gather(*map(engine.generate, asked))
+                assert all(is_right(a, f, version=2) for a, f in zip(asked, found, strict=True))
+                assert one.requests["/generate"] > 0 and two.requests["/generate"] > 0
+
+    run(work())
+
+
+def test_one_server_can_be_asked_alone_and_only_once() -> None:
+    async def work() -> None:
+        async with HostileServer() as one, HostileServer() as two, engine_over([one.url, two.url]) as engine:
+            for client in engine.clients:
+                assert is_right(request(), await engine.ask(client, request()))
+            assert (one.requests["/generate"], two.requests["/generate"]) == (1, 1)
+            two.script = lambda _: "500"
+            with pytest.raises(EngineError, match="500"):
+                await engine.ask(engine.clients[1], request())
+            assert (one.requests["/generate"], two.requests["/generate"]) == (1, 2)
 
     run(work())
 

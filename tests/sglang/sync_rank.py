@@ -6,7 +6,6 @@ with buckets smaller than the model. Rank 0 writes what it found.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from mdapo.config.model_facts import require_facts
 from mdapo.megatron import layout as layouts
 from mdapo.megatron.actor import Actor
 from mdapo.megatron.layout import broadcast_bytes
+from mdapo.rollout.event_loop import EventLoop
 from mdapo.sync.build import build_pusher
 from mdapo.sync.memory import Colocated
 from mdapo.sync.push import Pusher
@@ -94,7 +94,7 @@ def main() -> None:
     actor = Actor(cfg, layout)
     actor.load_hf(case["model"])
     facts, lead = require_facts(case["model"]), layout.rank == 0
-    runner = asyncio.Runner() if lead else None
+    runner = EventLoop() if lead else None
     session = runner.run(_session()) if runner is not None else None
     client = PlainClient(case["url"], case["key"], session) if session is not None else None
     ask = (lambda ids: runner.run(client.logprobs(ids))) if lead else None

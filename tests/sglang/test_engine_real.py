@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
 from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.sglang_client import Client, open_session
-from mdapo.rollout.sglang_disk import DiskWeights
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.sglang_replies import Refused
 from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.sync.disk import DiskTransport
+from mdapo.sync.push import Pusher
 
 from .real_server import CONTEXT, MODEL, real_server
 
@@ -52,23 +56,24 @@ def use(server: tuple[str, str], work: Use, *, version: int = 1) -> Any:
     """``work`` with an engine that has brought the server the model's weights as ``version``."""
 
     async def run() -> Any:
-        disk = DiskWeights()
-        timing = Timing(turn_s=300.0, attempt_s=300.0, probe_s=60.0, abort_s=60.0)
-        engine = SGLangEngine(
-            [Address(*server)],
-            session=open_session(),
-            vocab_size=VOCAB,
-            sync=disk.send,
-            resync=disk.again,
-            timing=timing,
-        )
-        try:
-            async with asyncio.timeout(600):
-                await engine.update_weights(weights(), version)
-                return await work(engine)
-        finally:
-            await engine.close()
-            disk.close()
+        with tempfile.TemporaryDirectory() as folder:
+            transport = DiskTransport(Path(folder), timeout_s=120.0)
+            pusher = Pusher(transport, require_facts(MODEL), bucket_bytes=128 << 20, timeout_s=120.0)
+            engine = SGLangEngine(
+                [Address(*server)],
+                session=open_session(),
+                vocab_size=VOCAB,
+                sync=pusher.send,
+                resync=pusher.again,
+                timing=Timing(turn_s=300.0, attempt_s=300.0, probe_s=60.0, abort_s=60.0),
+            )
+            try:
+                async with asyncio.timeout(600):
+                    await engine.update_weights(weights(), version)
+                    return await work(engine)
+            finally:
+                await engine.close()
+                await pusher.close()
 
     return asyncio.run(run())
 

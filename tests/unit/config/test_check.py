@@ -107,3 +107,51 @@ def test_training_from_a_replay_shows_no_conversation(config: Path, tmp_path: Pa
     report = check(config, ["debug.mode=train", f"debug.replay={tmp_path}"])
     assert report.exit_code == 0
     assert "# one conversation" not in report.text
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """Says the version of its SGLang as an interpreter would; there is none of it here."""
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho '\"0.5.19\"'\n")
+    fake.chmod(0o755)
+    return fake
+
+
+def servers_of(config: Path, *overrides: str) -> dict[str, str]:
+    report = check(config, ["rollout.engine=sglang", *overrides])
+    assert report.problems == (), report.problems
+    [block] = [part for part in report.text.split("\n\n") if part.startswith("# servers")]
+    return {line.split(None, 1)[0]: line.split(None, 1)[1] for line in block.split("\n")[1:]}
+
+
+def test_servers_are_shown_with_their_python_their_place_and_what_a_sync_moves(config: Path, python: Path) -> None:
+    own = f"rollout.server_python={python}"
+    found = servers_of(config, own, "rollout.num_servers=2", "sync.check=true", "model.dtype=float32")
+    assert found["SGLang"] == f"0.5.19, {python}"
+    assert found["servers"] == "2 on cpu, beside the actor: they share its cores"
+    parameters = require_facts(config.parent / "m").parameters
+    assert found["sync"].startswith("tensor (chosen): shared memory; ")
+    assert f"{4 * parameters / 2**20:.1f} MiB" in found["sync"] or f"{4 * parameters / 2**10:.1f} KiB" in found["sync"]
+    assert found["sync"].endswith("in buckets of 512 MiB")
+    assert found["sync.check"] == "after each sync, log-probs within 0.0001 of the actor's"
+    found = servers_of(config, own, "sync.mode=disk", "sync.dir=/share/w", "sync.bucket_mb=64")
+    assert found["sync"].startswith("disk: safetensors in /share/w; ")
+    assert found["sync"].endswith("in buckets of 64 MiB")
+    assert "sync.check" not in found
+
+
+def test_servers_of_others_are_named(config: Path) -> None:
+    found = servers_of(config, "rollout.urls=['http://127.0.0.1:1', 'http://127.0.0.1:2']", "sync.mode=distributed")
+    assert found["servers"] == "http://127.0.0.1:1, http://127.0.0.1:2: running already, of others"
+    assert found["sync"].startswith("distributed: broadcast, each byte once to all servers; ")
+
+
+def test_a_server_that_there_is_no_way_to_is_a_problem_of_the_check(config: Path) -> None:
+    report = check(config, ["rollout.engine=sglang", "rollout.urls=['http://no-such-host.invalid:1']"])
+    assert report.exit_code == 2
+    assert "no-such-host.invalid:1: no way there" in report.problems[0]
+
+
+def test_the_local_engine_has_no_servers(config: Path) -> None:
+    assert "# servers" not in check(config).text

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from mdapo.config.load import load
-from mdapo.config.placement import actor_environment, colocated, server_devices, server_python_problems
+from mdapo.config.placement import (
+    actor_environment,
+    colocated,
+    server_devices,
+    server_python_problems,
+    sharing_problems,
+)
 from mdapo.config.plan import plan
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
@@ -114,6 +120,36 @@ def test_one_group_for_both_is_colocated_whatever_it_is_called(good: Path) -> No
     assert colocated(config_of(good, same))
     mixed = "placement.groups=[{name: a, device: cuda, ids: [0]}, {name: b, device: cpu}] placement.actor=a"
     assert not colocated(config_of(good, f"{mixed} placement.rollout=b"))
+
+
+SHARED = f"placement.groups=[{TRAIN}] placement.actor=train"
+
+
+def test_two_ranks_on_one_gpu_cannot_be_and_the_remedy_works(good: Path) -> None:
+    with pytest.raises(UserError) as error:
+        config_of(good, f"{SHARED} sync.mode=distributed")
+    (problem,) = error.value.problems
+    assert problem.startswith("sync.mode: distributed cannot be: the servers that mdapo starts share the actor's cuda")
+    assert "NCCL has no two ranks on one; set tensor, or give them a group" in problem
+    config_of(good, f"{SHARED} sync.mode=tensor")
+    config_of(good, f"{APART} sync.mode=distributed")
+    config_of(good, f"{SHARED} sync.mode=distributed rollout.urls=['http://h:1']")  # somebody else's devices
+    config_of(good, f"{SHARED.replace('cuda', 'cpu').replace('[0, 1]', '[]')} sync.mode=distributed")  # gloo can
+    with pytest.raises(UserError, match="HCCL has no two ranks"):
+        config_of(good, f"{SHARED.replace('cuda', 'npu')} sync.mode=distributed")
+
+
+def test_servers_cannot_work_while_the_actor_trains_on_their_devices(good: Path) -> None:
+    with pytest.raises(UserError, match=r"rollout\.mode: async lets servers work while the actor trains, but the serv"):
+        config_of(good, f"{SHARED} rollout.mode=async")
+    config_of(good, f"{SHARED} rollout.mode=partial")
+    config_of(good, f"{APART} rollout.mode=async")
+
+
+def test_where_no_group_names_a_kind_of_device_the_one_that_is_found_decides(good: Path) -> None:
+    config = config_of(good, "sync.mode=distributed rollout.mode=async")
+    assert [p.key for p in sharing_problems(config, "cuda")] == ["sync.mode", "rollout.mode"]
+    assert not list(sharing_problems(config, "cpu"))
 
 
 def test_devices_that_the_machine_has_not_are_told(good: Path) -> None:

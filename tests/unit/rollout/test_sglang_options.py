@@ -33,6 +33,13 @@ def test_a_command_has_the_model_one_address_and_room_for_the_longest_dialogue()
     assert "attention-backend" not in said, "on a GPU SGLang chooses"
 
 
+def test_only_servers_that_take_turns_with_the_trainer_on_a_gpu_can_give_memory_back() -> None:
+    assert "enable-memory-saver" not in options_of(ON_A_GPU.command(1))
+    turns = ServerOptions("m", device="cuda", takes_turns=True)
+    assert options_of(turns.command(1))["enable-memory-saver"] == []
+    assert "enable-memory-saver" not in options_of(ServerOptions("m", device="cpu", takes_turns=True).command(1))
+
+
 def test_engine_args_go_in_verbatim_under_either_spelling_and_win() -> None:
     given = {
         "attention_backend": "fa3",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from recording import weights
 from torch import Tensor
 
 from mdapo.rollout.engine import EngineError
+from mdapo.rollout.event_loop import EventLoop
 from mdapo.sync.push import Outcome
 from mdapo.sync.weights import sync_weights
 
@@ -56,7 +57,7 @@ def group() -> Iterator[None]:
 )
 def test_what_shared_a_failure_is_tried_once_more(group: None, plan: tuple[str, ...], passes: int, fails: bool) -> None:
     actor, servers = Streams(), Servers(*plan)
-    with asyncio.Runner() as loop:
+    with closing(EventLoop()) as loop:
         if fails:
             with pytest.raises(EngineError, match="no server took the weights"):
                 sync_weights(actor, servers, version=1, loop=loop, pusher=servers)
@@ -73,6 +74,6 @@ def test_an_error_of_ours_still_lets_the_other_ranks_finish_their_part(group: No
             raise ZeroDivisionError
 
     actor = Streams()
-    with asyncio.Runner() as loop, pytest.raises(ZeroDivisionError):
+    with closing(EventLoop()) as loop, pytest.raises(ZeroDivisionError):
         sync_weights(actor, Broken(), version=1, loop=loop)
     assert actor.ended == 1
