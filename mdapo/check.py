@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mdapo.config.schema import Config
     from mdapo.data.chat import ChatFormat
     from mdapo.data.prompts import Kind
-    from mdapo.environments.base import Environment, EnvironmentFactory
+    from mdapo.environments.calling import Environments
     from mdapo.rollout.engine import Completion, Request
     from mdapo.types import Episode, Prompt, Score
 
@@ -117,13 +117,14 @@ def _conversation(loaded: Loaded) -> str:
         fitting = [_fitting("training", train, chat, environment, config)] if train else []
         fitting += [_fitting("validation", val, chat, environment, config)] if val else []
         first = fitting[0][0][0]
-        episode = asyncio.run(_talk(config, chat, lambda: environment(first, seed=config.run.seed), first))
+        episode = asyncio.run(_talk(config, chat, environment, first))
         if episode.end in ("error", "aborted"):
             raise UserError(f"environment.name={config.environment.name}: the conversation failed (see above)")
         score = asyncio.run(rewards.score(episode))
     finally:
-        if rewards is not None:
-            rewards.close()
+        for part in (rewards, environment):
+            if part is not None:
+                part.close()
     title = f"# one conversation: {first.uid}, the model's words are a stand-in"
     data = ["# data", *(line for _, line in fitting)]
     return "\n".join(
@@ -157,27 +158,26 @@ def _chat_format(config: Config) -> ChatFormat:
 
 
 def _fitting(
-    kind: Kind, prompts: Sequence[Prompt], chat: ChatFormat, environment: EnvironmentFactory, config: Config
+    kind: Kind, prompts: Sequence[Prompt], chat: ChatFormat, environment: Environments, config: Config
 ) -> tuple[list[Prompt], str]:
     """The prompts that are short enough, and a line that counts them."""
-    from mdapo.environments.aside import Aside
     from mdapo.rollout.short_prompts import short_prompts
 
-    work = short_prompts(kind, prompts, environment, chat, config, seed=config.run.seed, calls=Aside())
+    calls = environment.calls(config.environment)
+    work = short_prompts(kind, prompts, environment, chat, config, seed=config.run.seed, calls=calls)
     kept, dropped = asyncio.run(work)
     left_out = f"; {dropped:,} longer than data.max_prompt_len={config.data.max_prompt_len} left out" if dropped else ""
     return kept, f"{kind} prompts: {len(kept):,}{left_out}"
 
 
-async def _talk(config: Config, chat: ChatFormat, make: Callable[[], Environment], prompt: Prompt) -> Episode:
-    from mdapo.environments.aside import Aside
+async def _talk(config: Config, chat: ChatFormat, environment: Environments, prompt: Prompt) -> Episode:
     from mdapo.rollout.engine import SamplingParams
     from mdapo.rollout.episode import Limits, run_episode
 
     limits = Limits.of(config)
     return await run_episode(
         _StandIn(chat),
-        make,
+        lambda: environment(prompt, seed=config.run.seed),
         chat,
         prompt,
         0,
@@ -186,7 +186,7 @@ async def _talk(config: Config, chat: ChatFormat, make: Callable[[], Environment
         session="check",
         group="check",
         seed=config.run.seed,
-        calls=Aside(),
+        calls=environment.calls(config.environment),
     )
 
 

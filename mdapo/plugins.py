@@ -41,7 +41,7 @@ def load(
         raise UserError(f"plug-in {name!r}: its module has no {attribute}{meant}")
     if not callable(found):
         raise UserError(f"plug-in {name!r}: must be a class or a function, not {type(found).__name__}")
-    _check_signature(found, name=name, required=required, args=args)
+    check_signature(found, name=name, required=required, args=args)
     return found
 
 
@@ -98,9 +98,10 @@ def _place(file: str, line: int | None, source: str) -> str:
     return f"line {line}" if Path(file) == Path(source).resolve() else f"{file}:{line}"
 
 
-def _check_signature(
+def check_signature(
     found: Callable[..., Any], *, name: str, required: Sequence[str], args: Collection[str] | None
 ) -> None:
+    """``UserError`` when ``found``, loaded by ``name``, cannot be called with these keywords; see `load`."""
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):

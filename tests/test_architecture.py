@@ -39,7 +39,7 @@ PICKLING_CALLS = {
 }
 UNPICKLING_LOADS = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
 HTTP_CLIENTS = {"aiohttp", "httpx", "requests", "urllib3"}
-HTTP_IMPORTERS = ("mdapo.rollout",)
+HTTP_IMPORTERS = ("mdapo.rollout", "mdapo.environments.chat_api")
 
 
 @cache

@@ -37,6 +37,12 @@ class Plugin(Section):
     args: dict[str, Any] = {}
 
 
+class EnvironmentCfg(Plugin):
+    name: str = "single_turn"
+    timeout_s: Seconds = 120.0  # of one call: the opening, or the answer to a turn
+    max_running: Positive = 64  # calls at the same time
+
+
 class Run(Section):
     name: str = "run"
     dir: str = "runs"
@@ -250,7 +256,7 @@ class Config(Section):
     run: Run = Run()
     model: Model
     data: Data
-    environment: Plugin = Plugin(name="single_turn")
+    environment: EnvironmentCfg = EnvironmentCfg()
     reward: RewardCfg = RewardCfg()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,12 +23,25 @@ import jinja2
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mdapo.config.paths import why_no_folder
+from mdapo.environments.base import Tools
 from mdapo.errors import UserError, shortened
 from mdapo.types import Message
 
 _SAY = "Words of the assistant."  # dummy assistant text; what comes after it is what the template adds
 _OWN_TEMPLATE = "the tokenizer's chat template (model.chat_template replaces it)"
 _TOOL_TEXT = "Words of the tool."
+_TOOL_NAME = "name_of_a_function"
+# What a template without an argument for tools is given in the first system message, as the Hermes and Qwen templates
+# write it themselves.
+_TOOLS_TEXT = """# Functions
+
+You may call these functions, each declared by one line of JSON:
+{declarations}
+
+To call one, write its name and its arguments as JSON between these tags, and end your turn. Its answer follows.
+<tool_call>
+{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
+</tool_call>"""
 _DATE = "26 Jul 2024"  # templates that print today's date would change the prompts of a resumed run
 _PRIVATE = [chr(c) for c in range(0xE000, 0xE100)]
 _CACHED_OBSERVATIONS = 4096
@@ -85,6 +98,7 @@ class ChatFormat:
     stop_ids: tuple[int, ...] = ()
     close_ids: tuple[int, ...] = ()
     tool_as_user: bool = False
+    tools_as_text: bool = False  # the template has no argument for tools
     _end_of_turn: str = ""
     _observation: Callable[[tuple[Message, ...]], tuple[int, ...]] = field(init=False)
     _control: dict[str, int] = field(default_factory=dict)
@@ -138,9 +152,15 @@ class ChatFormat:
 
     # ---- ids ---------------------------------------------------------------------------------------------------------
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Opening messages, then the header of the assistant turn. Raises ``UserError`` if the template refuses."""
-        return self._encode(*self._render(messages, generate=True))
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Tools = ()) -> list[int]:
+        """Opening messages, then the header of the assistant turn. Raises ``UserError`` if the template refuses.
+
+        ``tools``: functions that the policy may call. The template shows them, as its ``tools``; one that has no such
+        argument gets them as text in the first system message (``_TOOLS_TEXT``), which is made where there is none.
+        """
+        if tools and self.tools_as_text:
+            messages, tools = _with_text_of(tools, messages), ()
+        return self._encode(*self._render(messages, generate=True, tools=tools))
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]:
         """What follows an assistant turn: separator, ``messages``, header of the next assistant turn; all with mask 0.
@@ -180,21 +200,30 @@ class ChatFormat:
 
     # ---- template and tokenizer --------------------------------------------------------------------------------------
 
-    def _render(self, messages: Sequence[Message], *, generate: bool) -> tuple[str, str]:
+    def _render(self, messages: Sequence[Message], *, generate: bool, tools: Tools = ()) -> tuple[str, str]:
         """Rendered text, and the private character in it that breaks control tokens spelt in messages (or "")."""
+        texts = [m.content for m in messages]
+        if tools:
+            texts.append(json.dumps(tools, ensure_ascii=False, allow_nan=False))
         private = ""
-        if any(self._control_re.search(m.content) for m in messages):
-            private = next(c for c in _PRIVATE if not any(c in m.content for m in messages))
+        if any(self._control_re.search(text) for text in texts):
+            private = next(c for c in _PRIVATE if not any(c in text for text in texts))
+
+        def broken(text: str) -> str:
+            return self._control_re.sub(lambda hit: hit[0][0] + private + hit[0][1:], text) if private else text
+
         rows = []
         for m in messages:
-            content = (
-                self._control_re.sub(lambda hit: hit[0][0] + private + hit[0][1:], m.content) if private else m.content
-            )
             role = "user" if m.role == "tool" and self.tool_as_user else m.role
-            rows.append({"role": role, "content": content})
+            rows.append({"role": role, "content": broken(m.content)})
         try:
             text = self.tokenizer.apply_chat_template(
-                rows, chat_template=self.template, tokenize=False, add_generation_prompt=generate, date_string=_DATE
+                rows,
+                tools=_mapped(tools, broken) or None,
+                chat_template=self.template,
+                tokenize=False,
+                add_generation_prompt=generate,
+                date_string=_DATE,
             )
         except Exception as error:  # a template is a program: it may raise anything, such as ZeroDivisionError
             roles = ", ".join(m.role for m in messages)
@@ -246,11 +275,13 @@ class ChatFormat:
         self.close_ids = tuple(self._plain(tail[: end.end()], special=True))
         known = range(len(self.tokenizer))
         self.stop_ids = tuple(dict.fromkeys([self._control[end[0]], *(i for i in eos_ids if i in known)]))
-        self.tool_as_user = not self._shows_tool([user, say, Message("tool", _TOOL_TEXT)])
+        self.tool_as_user = not self._shows(_TOOL_TEXT, [user, say, Message("tool", _TOOL_TEXT)])
+        function = {"name": _TOOL_NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
+        self.tools_as_text = not self._shows(_TOOL_NAME, [user], ({"type": "function", "function": function},))
 
-    def _shows_tool(self, messages: Sequence[Message]) -> bool:
+    def _shows(self, what: str, messages: Sequence[Message], tools: Tools = ()) -> bool:
         try:
-            return _TOOL_TEXT in self._render(messages, generate=True)[0]
+            return what in self._render(messages, generate=True, tools=tools)[0]
         except UserError:
             return False
 
@@ -265,6 +296,8 @@ class ChatFormat:
         notes = []
         if self.tool_as_user:
             notes.append("the template has no tool role: tool messages are given to it as user messages")
+        if self.tools_as_text:
+            notes.append("the template shows no functions: they are told as text in the first system message")
         try:
             self._render([Message("user", "One."), Message("user", "Two.")], generate=True)
         except UserError:
@@ -298,6 +331,23 @@ class ChatFormat:
 
     def _name(self, ids: Sequence[int], at: int) -> str:
         return self._text(ids[at : at + 1]) if at < len(ids) else "(end)"
+
+
+def _with_text_of(tools: Tools, messages: Sequence[Message]) -> list[Message]:
+    declarations = "\n".join(json.dumps(tool["function"], ensure_ascii=False, allow_nan=False) for tool in tools)
+    text = _TOOLS_TEXT.format(declarations=declarations)
+    if messages and messages[0].role == "system":
+        return [Message("system", f"{messages[0].content}\n\n{text}"), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON data with every text in it changed; tuples as lists."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    return [_mapped(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _generation_eos(folder: Path) -> list[int]:

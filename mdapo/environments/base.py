@@ -10,9 +10,9 @@ brought to where it stood (``resuming.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from mdapo.types import EndReason, Message, Prompt
 
@@ -26,25 +26,39 @@ class Observation:
     end: EndReason | None = None
 
 
+Tools = tuple[Mapping[str, Any], ...]
+"""Functions that the policy may call, as chat templates take them: ``{"type": "function", "function": {"name": ...,
+"description": ..., "parameters": <JSON schema>}}``."""
+
+
 class Environment(Protocol):
     """One conversation's counterpart; construct it as ``Environment(prompt, seed=..., **config args)``.
 
     Its calls come one after the other, but not in the process's main thread, and after a slow one (seconds) not always
-    in the same thread. One that has not returned by ``rollout.episode_timeout_s`` is left behind; its episode is
-    ``aborted``.
+    in the same thread; those of different dialogues may run at the same time. One that has not returned after
+    ``environment.timeout_s`` is left behind; its episode ends with ``error``.
 
-    It may have one method more, ``resume(messages)``. Without it, a conversation that goes on later asks a new
-    environment for its opening and for each answer once more, and they must be what they were. One that is not so, or
-    that acts on something outside itself (a model behind it, a data base), takes the messages in ``resume``, all that
-    were said until the policy's next turn, and is asked for nothing twice.
+    A class that asks a network or other processes says ``waits = True``, or has ``async def observe`` (which runs in an
+    event loop of the environments' own; a call given up is cancelled there): see ``mdapo/environments/aside.py``.
+
+    An environment with functions that the policy may call has an attribute ``tools`` (`Tools`), which the chat template
+    shows to the policy; read once, after ``opening()``. A conversation that goes on later keeps the tokens in which it
+    was shown them.
+
+    It may have one method more, ``resume(messages)`` (`Resumable`). Without it, a conversation that goes on later asks
+    a new environment for its opening and for each answer once more, and they must be what they were. One that is not
+    so, or that acts on something outside itself (a model behind it, a data base), takes the messages in ``resume``, all
+    that were said until the policy's next turn, and is asked for no answer twice that has been heard. An answer that
+    was not there yet when the conversation was put off is asked for again, and the first call may still be running
+    then.
     """
 
     def opening(self) -> tuple[Message, ...]:
         """All messages before the first assistant turn (system, first user message). It is called once, before any
-        turn."""
+        turn; and at the start of a run, for each row, to learn how long it is."""
         ...
 
-    def observe(self, messages: Sequence[Message]) -> Observation:
+    def observe(self, messages: Sequence[Message]) -> Observation | Awaitable[Observation]:
         """``messages`` ends with the assistant turn just written. What the other side says to it."""
         ...
 
@@ -53,10 +67,18 @@ class Environment(Protocol):
 class Resumable(Protocol):
     """An `Environment` that takes a conversation so far instead of having it again."""
 
-    def resume(self, messages: Sequence[Message]) -> None: ...
+    def resume(self, messages: Sequence[Message]) -> Awaitable[None] | None: ...
 
 
 class EnvironmentFactory(Protocol):
-    """``mdapo.plugins`` loads one of these from a name, ``pkg.mod:name`` or ``file.py:name``."""
+    """Makes one episode's environment; the configured arguments are bound.
 
-    def __call__(self, prompt: Prompt, *, seed: int, **args: object) -> Environment: ...
+    ``mdapo.plugins`` loads what takes them, ``(prompt, *, seed, **config args)``, from a name, ``pkg.mod:name`` or
+    ``file.py:name``.
+
+    A class whose environments share something (a key, processes), or whose arguments are worth a check before anything
+    runs, has ``@classmethod for_run(cls, **config args)``: called once a run, it returns what makes the environments,
+    ``(prompt, *, seed)``, with ``close()`` if something is to be closed, and raises ``ValueError`` for wrong arguments.
+    """
+
+    def __call__(self, prompt: Prompt, *, seed: int) -> Environment: ...

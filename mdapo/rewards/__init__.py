@@ -2,5 +2,6 @@
 
 BUILTIN: dict[str, str] = {
     "gsm8k": "mdapo.rewards.math:gsm8k",
+    "tool_use": "mdapo.rewards.tool_use:tool_use",
     "customer_service": "mdapo.rewards.dialogue:customer_service",
 }

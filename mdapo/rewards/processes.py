@@ -1,4 +1,5 @@
-"""The trainer's handle on one reward process: start it, ask it within a deadline, kill it with all that it started."""
+"""The trainer's handle on one process that runs others' code, a reward or a tool: start it, ask it within a deadline,
+kill it with all that it started."""
 
 from __future__ import annotations
 
@@ -30,11 +31,20 @@ class WorkerLost(Exception):
 class Worker:
     """One process in a session of its own. Not for two threads at once."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """``parts``: name and args of each function. Call ``wait_ready`` before the first ``ask``."""
+    def __init__(
+        self,
+        parts: Sequence[Mapping[str, Any]],
+        *,
+        module: str = "mdapo.rewards.worker",
+        key: str = "reward.functions",
+    ) -> None:
+        """``parts``: name and args of each function. Call ``wait_ready`` before the first ``ask``.
+
+        ``module`` is what the process runs, and ``key`` the configuration's key that messages name.
+        """
         search = os.pathsep.join(p or os.getcwd() for p in sys.path)  # what the trainer can import, the worker can
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mdapo.rewards.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -47,7 +57,7 @@ class Worker:
         self._read = bytearray()
         self._ready = self._reaped = False
         self._lock = threading.Lock()
-        self._parts = list(parts)
+        self._parts, self._key = list(parts), key
 
     @property
     def pid(self) -> int:
@@ -60,7 +70,7 @@ class Worker:
         try:
             (answer,) = self._ask(self._parts, timeouts=[START_TIMEOUT_S])
         except WorkerLost as error:
-            raise UserError(f"reward.functions: the reward process did not start: {error}") from error
+            raise UserError(f"{self._key}: the process for it did not start: {error}") from error
         if "problems" in answer:
             self.kill()
             raise UserError(answer["problems"])
@@ -68,9 +78,16 @@ class Worker:
 
     def ask(self, episode: Mapping[str, Any], *, timeout_s: float) -> list[Answer]:
         """One answer for each function, each within ``timeout_s``. Where the process is lost, the last one says why."""
+        return self._answers(episode, [timeout_s] * len(self._parts))
+
+    def ask_one(self, request: Mapping[str, Any], *, timeout_s: float) -> Answer:
+        """The one answer to a request of another kind; where the process is lost, ``{"error": why}``."""
+        return self._answers(request, [timeout_s])[0]
+
+    def _answers(self, request: Mapping[str, Any], timeouts: Sequence[float]) -> list[Answer]:
         answers: list[Answer] = []
         try:
-            for answer in self._ask(episode, timeouts=[timeout_s] * len(self._parts)):
+            for answer in self._ask(request, timeouts=timeouts):
                 answers.append(answer)
         except WorkerLost as error:
             answers.append({"error": str(error)})
@@ -156,14 +173,19 @@ def as_json(messages: Sequence[Message], prompt: Prompt, end: EndReason, *, open
     """What ``Worker.ask`` sends."""
     return {
         "messages": [(m.role, m.content) for m in messages],
-        "prompt": {
-            "uid": prompt.uid,
-            "row": prompt.row,
-            "messages": [(m.role, m.content) for m in prompt.messages],
-            "data_source": prompt.data_source,
-            "ground_truth": prompt.ground_truth,
-            "extra": dict(prompt.extra),
-        },
+        "prompt": prompt_as_json(prompt),
         "end": end,
         "opening": opening,
+    }
+
+
+def prompt_as_json(prompt: Prompt) -> dict[str, Any]:
+    """What ``worker.read_prompt`` reads."""
+    return {
+        "uid": prompt.uid,
+        "row": prompt.row,
+        "messages": [(m.role, m.content) for m in prompt.messages],
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth,
+        "extra": dict(prompt.extra),
     }

@@ -22,14 +22,14 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     die_with_parent()
-    requests, answers = _private_pipes()
+    requests, answers = private_pipes()
     parts = json.loads(requests.readline())
     try:
         functions = [load_function(p["name"], p["args"]) for p in parts]
     except UserError as error:
-        _say(answers, {"problems": error.problems})
+        say(answers, {"problems": error.problems})
         return
-    _say(answers, {"ready": True})
+    say(answers, {"ready": True})
     me = os.getpid()
     for line in requests:
         episode = _read_episode(json.loads(line))
@@ -37,7 +37,7 @@ def main() -> None:
             answer = _answer(function, **episode)
             if os.getpid() != me:  # the function forked, and this is the child that came back
                 os._exit(0)
-            _say(answers, answer)
+            say(answers, answer)
 
 
 def die_with_parent() -> None:
@@ -46,8 +46,9 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Stdin and stdout kept for the protocol: what functions print goes to stderr, and they read nothing."""
+def private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """(requests, answers): stdin and stdout kept for the protocol. What functions print goes to stderr; they read
+    nothing."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -57,9 +58,15 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _read_episode(row: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a ``RewardFunction``, as ``rewards/processes.py`` wrote them."""
-    texts = tuple(Message(role, content) for role, content in row["prompt"].pop("messages"))
     messages = tuple(Message(role, content) for role, content in row["messages"])
-    return {**row, "messages": messages, "prompt": Prompt(messages=texts, **row["prompt"])}
+    return {**row, "messages": messages, "prompt": read_prompt(row["prompt"])}
+
+
+def read_prompt(row: dict[str, Any]) -> Prompt:
+    """As ``processes.prompt_as_json`` wrote it."""
+    texts = tuple(Message(role, content) for role, content in row["messages"])
+    rest = {name: value for name, value in row.items() if name != "messages"}
+    return Prompt(messages=texts, **rest)
 
 
 def _answer(function: RewardFunction, **episode: Any) -> dict[str, Any]:
@@ -70,7 +77,8 @@ def _answer(function: RewardFunction, **episode: Any) -> dict[str, Any]:
     return {"value": verdict.value, "outcome": verdict.outcome, "parts": dict(verdict.parts)}
 
 
-def _say(answers: BinaryIO, answer: dict[str, Any]) -> None:
+def say(answers: BinaryIO, answer: dict[str, Any]) -> None:
+    """One line of JSON."""
     answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
     answers.flush()
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
-from mdapo.environments.base import Environment, Observation
-from mdapo.environments.resuming import catch_up
+from mdapo.environments.base import Environment, Observation, Tools
+from mdapo.environments.resuming import NotTheSame, catch_up
 from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, Engine, EngineError, Request, SamplingParams
 from mdapo.rollout.pause import Pause
@@ -38,7 +38,7 @@ class Chat(Protocol):
 
     def ids_with(self, texts: tuple[str, ...]) -> Sequence[int]: ...
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]: ...
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Tools = ()) -> list[int]: ...
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]: ...
 
@@ -198,6 +198,8 @@ class _Talk:
                     return UNFINISHED if self.pause.requested else "aborted"
                 if finish == "length" and self.budget <= 0:
                     return self.limit_met
+            if self.pause.requested and not self.calls.at_once:
+                return UNFINISHED  # the call would be given up at once, and made again
             observation = await self._listen(env)
             if observation.end is not None:
                 return observation.end
@@ -209,26 +211,33 @@ class _Talk:
         return "turn_limit"
 
     async def _begin(self) -> Environment:
-        def begin() -> tuple[Environment, tuple[Message, ...]]:
+        def begin() -> tuple[Environment, tuple[Message, ...], Tools]:
             env = self.make_env()
-            return env, env.opening()
+            return env, env.opening(), getattr(env, "tools", ())
 
-        env, opening = await self._call(begin, "the environment's opening failed")
+        env, opening, tools = await self._call(begin, "the environment's opening failed")
         self.messages = list(opening)
-        self.prompt_ids = self.chat.prompt_ids(self.messages)
+        self.prompt_ids = self.chat.prompt_ids(self.messages, tools=tools)
         self.ids = list(self.prompt_ids)
         return env
 
     async def _go_on(self, begun: Episode) -> Environment:
+        """Nothing is rendered again: the ids are those that the policy saw, tools included."""
         self.messages, self.turns = list(begun.messages), list(begun.turns)
         self.prompt_ids, self.ids = begun.prompt_ids.tolist(), begun.ids.tolist()
-
-        def again() -> Environment:
-            env = self.make_env()
-            catch_up(env, begun.messages, answered=self.answered, unheard=self.unheard)
-            return env
-
-        return await self._call(again, "the environment could not go on")
+        what = "the environment could not go on"
+        env = await self._call(self.make_env, what)
+        try:
+            await catch_up(
+                env,
+                begun.messages,
+                answered=self.answered,
+                unheard=self.unheard,
+                call=lambda work: self._call(work, what),
+            )
+        except NotTheSame as error:
+            raise EnvironmentFailed(f"{what}: {shortened(str(error))}") from error
+        return env
 
     async def _speak(self, turn: int) -> str:
         """One turn of the policy, or the rest of one that was cut; how it ended."""
@@ -259,11 +268,13 @@ class _Talk:
     async def _listen(self, env: Environment) -> Observation:
         said = tuple(self.messages)
         observation = await self._call(lambda: env.observe(said), f"the environment failed in turn {len(self.turns)}")
+        assert isinstance(observation, Observation)
         self.messages += observation.messages
         return observation
 
     async def _call(self, work: Callable[[], T], what: str) -> T:
-        """The environment at work. ``EnvironmentFailed``: it raised."""
+        """What the environment's ``work()`` returns, or the coroutine that it returns does. ``EnvironmentFailed``: it
+        raised."""
         try:
             with self.pause.listening():
                 return await self.calls.call(work)

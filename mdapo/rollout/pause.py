@@ -12,7 +12,7 @@ class Pause:
     """One for all conversations that stop together.
 
     The policy's turns end because the engine is told to abort; a call of an environment is cancelled (it is made again
-    when the conversation goes on).
+    when the conversation goes on), one that begins after the request too unless it answers on the spot.
     """
 
     def __init__(self) -> None:
@@ -26,6 +26,8 @@ class Pause:
         task = asyncio.current_task()
         assert task is not None
         self._listening.add(task)
+        if self.requested:
+            asyncio.get_running_loop().call_soon(self._cut_if_listening, task)
         try:
             yield
         finally:
@@ -35,6 +37,10 @@ class Pause:
         """From now on, until ``lift``."""
         self.requested = True
         for task in list(self._listening):
+            self.cut(task)
+
+    def _cut_if_listening(self, task: asyncio.Task[Any]) -> None:
+        if self.requested and task in self._listening:
             self.cut(task)
 
     def cut(self, task: asyncio.Task[Any]) -> None:

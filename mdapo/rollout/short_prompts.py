@@ -30,6 +30,7 @@ async def short_prompts(
     openings = dict(zip((p.uid for p in prompts), found, strict=True))
 
     def length(prompt: Prompt) -> int:
-        return len(chat.prompt_ids(openings[prompt.uid]))
+        opening = openings[prompt.uid]
+        return len(chat.prompt_ids(opening.messages, tools=opening.tools))
 
     return drop_overlong(prompts, length, data.max_prompt_len, data.overlong_prompts, kind=kind)

@@ -73,12 +73,15 @@ class LiveRollout:
     """An engine, a dynamic batch and the validation prompts."""
 
     def __init__(self, config: Config, *, loop: EventLoop, journal: Journal, stop: StopSignal) -> None:
-        self.config, self.loop, self.journal, self.calls = config, loop, journal, Aside()
+        self.config, self.loop, self.journal = config, loop, journal
         self._boundary: Held | None = None  # while a step is under way
         self.chat = ChatFormat.from_folder(config.model.tokenizer_path or config.model.path, config.model.chat_template)
         for line in self.chat.check().lines:
             journal.say(line)
-        make = self._run(self.calls.call(lambda: load_environment(config.environment)), stop)
+        loading = Aside()
+        self.environments = self._run(loading.call(lambda: load_environment(config.environment)), stop)
+        loading.close()
+        self.calls, make = self.environments.calls(config.environment), self.environments
         self.train = self._prompts(config.data.train_files, "training", make, stop)
         val = config.data.val_files
         self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
@@ -196,9 +199,10 @@ class LiveRollout:
         self.loop.call(lambda: self.batch.restore(held))
 
     def close(self) -> None:
+        self.loop.run(self.batch.close())  # first, while what its conversations use is there
         self.rewards.close()
         self.calls.close()
-        self.loop.run(self.batch.close())
+        self.environments.close()
         self.loop.run(self.opened.close())
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:

@@ -349,6 +349,7 @@ DEADLINES = {key for key, _ in keys_of() if key.endswith("timeout_s")}
 def test_a_deadline_that_no_wait_can_have_is_refused(good: Path) -> None:
     """poll() takes milliseconds in 32 bits, and a process group refuses both ends."""
     assert {
+        "environment.timeout_s",
         "run.init_timeout_s",
         "reward.timeout_s",
         "rollout.episode_timeout_s",

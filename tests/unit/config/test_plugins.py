@@ -49,7 +49,7 @@ def test_files_of_the_same_name_do_not_meet(file: Path, tmp_path: Path) -> None:
     ("name", "says"),
     [
         ("customer_servise", "neither built-in nor pkg.mod:name nor file.py:name, did you mean customer_service?"),
-        ("zzz", "built-in are customer_service, gsm8k, single_turn"),
+        ("zzz", "built-in are customer_service, gsm8k, llm_user, single_turn, tool_use"),
         ("zzz:", "neither built-in"),
         (":zzz", "neither built-in"),
         ("no_such_package.mod:x", "no module 'no_such_package'"),

@@ -29,6 +29,16 @@ QWEN25 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# As Qwen's: declarations in the system turn.
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}# Tools\n<tools>"
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if not (tools and loop.first and m.role == 'system') %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
 # As above, but thoughts of assistant turns before the last question are taken out.
 QWEN3 = (
     "{% set ns = namespace(last=-1) %}"

@@ -210,6 +210,47 @@ def test_stop_texts_are_found_inside_tokens_but_not_in_control_tokens() -> None:
         c.ids_with((".", "no such words"))
 
 
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Finds an order.",
+        "parameters": {"type": "object", "properties": {"order": {"type": "integer"}}, "required": ["order"]},
+    },
+}
+
+
+def test_declarations_are_rendered_by_the_templates_own_argument() -> None:
+    c = chat(t.WITH_TOOLS)
+    rows = [{"role": m.role, "content": m.content} for m in TALK[:2]]
+    theirs = c.tokenizer.apply_chat_template(rows, tools=[FIND], add_generation_prompt=True, return_dict=False)
+    assert not c.tools_as_text
+    assert c.prompt_ids(TALK[:2], tools=(FIND,)) == list(theirs)
+    assert c.prompt_ids(TALK[:2]) == whole(c, TALK[:2])
+
+
+@pytest.mark.parametrize("template", [t.SMOLLM2, t.QWEN25, t.LLAMA3])
+def test_a_template_without_that_argument_gets_declarations_in_the_first_system_message(template: str) -> None:
+    c = chat(template)
+    assert c.tools_as_text and "told as text in the first system message" in str(c.check())
+    text = c.tokenizer.decode(c.prompt_ids(TALK[:2], tools=(FIND,)))
+    assert text.count("You help.\n\n# Functions") == 1 and json.dumps(FIND["function"]) in text
+    assert text.index("<tool_call>") < text.index("Where is my parcel?")
+    bare = c.tokenizer.decode(c.prompt_ids(TALK[1:2], tools=(FIND,)))
+    assert bare.count("# Functions") == 1 and bare.index("# Functions") < bare.index("Where is my parcel?")
+    assert len(c.prompt_ids(TALK[:2])) < len(c.prompt_ids(TALK[:2], tools=(FIND,)))
+
+
+@pytest.mark.parametrize("template", [t.WITH_TOOLS, t.SMOLLM2])
+def test_control_tokens_spelt_in_a_declaration_are_text(template: str) -> None:
+    c = chat(template)
+    control = set(range(len(t.SPECIAL)))
+    spelt = {"type": "function", "function": {**FIND["function"], "description": SPELT}}  # type: ignore[dict-item]
+    ids, harmless = (c.prompt_ids(TALK[:2], tools=(tool,)) for tool in (spelt, FIND))
+    assert [i for i in ids if i in control] == [i for i in harmless if i in control]
+    assert json.dumps(SPELT, ensure_ascii=False)[1:-1] in c.tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("template", [t.NO_TOOLS, t.SILENT_TOOLS], ids=["refuses", "leaves out"])
 def test_tool_messages_become_user_messages_where_the_template_has_no_tool_role(template: str) -> None:
     c = chat(template)

@@ -6,12 +6,13 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from mdapo.config.schema import Plugin
-from mdapo.environments.aside import Aside
+from mdapo.environments.aside import Aside, Pace
 from mdapo.environments.calling import load_environment, openings_of
 from mdapo.errors import UserError
 from mdapo.types import Message, Prompt
@@ -102,3 +103,144 @@ def test_an_opening_that_hangs_is_named_at_the_deadline(tmp_path: Path) -> None:
     work = openings_of(factory, name, [row], seed=0, calls=Aside(patience_s=0.01), timeout_s=0.05)
     with pytest.raises(UserError, match=r"hangs.py:Env: row: no opening after 0.05 s \(rollout.episode_timeout_s\)"):
         asyncio.run(work)
+
+
+@pytest.mark.parametrize("pace", ["quick", "waits"])
+def test_calls_of_many_dialogues_run_at_the_same_time_and_each_gets_its_own_answer(pace: Pace) -> None:
+    """All meet at a barrier, which none would pass if they came one after the other."""
+    together = threading.Barrier(8, timeout=60.0)
+
+    def work(number: int) -> int:
+        together.wait()
+        return number
+
+    async def main() -> list[int]:
+        calls = Aside(pace=pace, patience_s=0.01)
+        return await asyncio.gather(*(calls.call(lambda n=n: work(n)) for n in range(8)))
+
+    assert asyncio.run(main()) == list(range(8))
+
+
+def test_no_more_calls_run_at_once_than_allowed_and_they_begin_in_order() -> None:
+    running, most, begun = 0, 0, []
+    lock = threading.Lock()
+
+    def work(number: int) -> None:
+        nonlocal running, most
+        with lock:
+            begun.append(number)
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+
+    async def main() -> None:
+        calls = Aside(pace="waits", max_running=3)
+        await asyncio.gather(*(calls.call(lambda n=n: work(n)) for n in range(12)))
+
+    asyncio.run(main())
+    assert most <= 3 and sorted(begun[:3]) == [0, 1, 2] and sorted(begun) == list(range(12))
+
+
+def test_an_environment_that_is_slow_throughout_is_soon_not_waited_for_on_the_spot() -> None:
+    """The bound is on what all calls together take from the event loop; quick ones give it back."""
+
+    async def main() -> None:
+        calls = Aside(patience_s=0.15)
+        beats = 0
+
+        async def beat() -> None:
+            nonlocal beats
+            while True:
+                beats += 1
+                await asyncio.sleep(0.005)
+
+        beating = asyncio.create_task(beat())
+        for _ in range(4):
+            await calls.call(lambda: time.sleep(0.06))
+        before = beats
+        await calls.call(lambda: time.sleep(0.2))
+        assert beats > before + 1, "others went on during the call"
+        for _ in range(20):
+            await calls.call(lambda: None)
+        before = beats
+        await calls.call(lambda: time.sleep(0.06))
+        assert beats <= before + 1, "quick calls have given the patience back"
+        beating.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("pace", ["quick", "waits"])
+def test_a_call_past_its_own_deadline_is_given_up_by_name(pace: Pace) -> None:
+    calls = Aside(pace=pace, patience_s=0.01, timeout_s=0.05)
+    with pytest.raises(TimeoutError, match=r"no answer after 0.05 s \(environment.timeout_s\)"):
+        asyncio.run(calls.call(lambda: time.sleep(1000)))
+
+
+def test_calls_that_never_come_back_end_the_run_before_they_fill_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mdapo.environments.aside.MOST_LEFT", 3)
+    free = threading.Event()
+
+    async def main() -> None:
+        calls = Aside(pace="waits", timeout_s=0.01, max_running=2)
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                await calls.call(free.wait)
+        with pytest.raises(UserError, match="4 of its calls never came back"):
+            await calls.call(free.wait)
+        free.set()
+
+    asyncio.run(main())
+
+
+async def answer(value: str) -> str:
+    await asyncio.sleep(0)
+    return value
+
+
+@pytest.mark.parametrize("pace", ["inline", "quick", "waits"])
+def test_coroutines_run_in_a_loop_of_their_own_and_are_cancelled_at_the_deadline(pace: Pace) -> None:
+    threads, cancelled = [], threading.Event()
+
+    async def hang() -> None:
+        threads.append(threading.get_ident())
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            cancelled.set()
+
+    async def main() -> None:
+        calls = Aside(pace=pace, timeout_s=0.2)
+        assert await calls.call(lambda: answer("a")) == "a"
+        with pytest.raises(TimeoutError, match=r"no answer after 0\.2 s"):
+            await calls.call(hang)
+        assert await asyncio.to_thread(cancelled.wait, 60.0)
+        calls.close()
+
+    asyncio.run(main())
+    assert threads != [threading.get_ident()]
+
+
+def test_a_coroutine_that_blocks_holds_up_neither_the_loop_nor_the_exit() -> None:
+    text = HANGS.replace("call(lambda: time.sleep(1000))", "call(bad)").replace(
+        "async def main", "async def bad():\n    time.sleep(1000)\n\nasync def main"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()])
+def test_what_a_coroutine_raises_is_raised_where_it_is_waited_for(error: BaseException) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def main() -> None:
+        calls = Aside(pace="waits")
+        for _ in range(2):  # the other loop lives on
+            with pytest.raises(type(error)) as raised:
+                await calls.call(fail)
+            assert raised.value is error
+
+    asyncio.run(main())

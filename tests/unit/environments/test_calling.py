@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from mdapo.config.schema import Plugin
+from mdapo.config.schema import EnvironmentCfg, Plugin
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import Observation
-from mdapo.environments.calling import load_environment, openings_of
+from mdapo.environments.calling import Opening, load_environment, openings_of
 from mdapo.errors import UserError
 from mdapo.types import Message, Prompt
 
@@ -118,12 +118,12 @@ def test_what_an_environment_raises_stays_its_own_except_for_a_row_that_it_refus
         factory(bare, seed=0)
     assert not isinstance(raised.value, UserError)
 
-    def openings(prompt: Prompt) -> list[tuple[Message, ...]]:
+    def openings(prompt: Prompt) -> list[Opening]:
         return asyncio.run(openings_of(factory, "gsm8k", [prompt], seed=0, calls=Aside(), timeout_s=60.0))
 
     with pytest.raises(UserError, match=r"environment.name=gsm8k: refuses bare: bare: ground_truth must be"):
         openings(bare)
-    assert openings(PROMPT) == [PROMPT.messages]
+    assert openings(PROMPT) == [Opening(PROMPT.messages)]
 
 
 def test_arguments_that_it_does_not_take_are_named() -> None:
@@ -135,3 +135,107 @@ def test_an_exit_on_import_is_named(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=r"leaves.py:\w+.: line 2: called sys.exit\(0\) on import"):
         load_environment(Plugin(name=f"{tmp_path}/leaves.py:Env"))
+
+
+class Shared:
+    """Made by a factory that is made once a run."""
+
+    made: ClassVar[list[str]] = []
+
+    @classmethod
+    def for_run(cls, *, word: str = "a") -> Shared:
+        if word == "bad":
+            raise ValueError("word: not that one")
+        if word == "exit":
+            sys.exit(0)
+        cls.made.append(word)
+        return cls()
+
+    def __init__(self, prompt: Prompt | None = None, *, seed: int = 0, word: str = "") -> None:
+        self.opened = 0
+
+    def __call__(self, prompt: Prompt, *, seed: int) -> Any:
+        self.opened += 1
+        return Says(prompt, seed=seed)
+
+    def close(self) -> None:
+        self.made.append("closed")
+
+
+def test_what_environments_share_is_made_once_a_run_and_closed() -> None:
+    name = f"{__name__}:Shared"
+    made = sys.modules[__name__].Shared.made
+    environments = load_environment(Plugin(name=name, args={"word": "b"}))
+    assert made == ["b"]
+    for seed in range(3):
+        environments(PROMPT, seed=seed)
+    environments.close()
+    assert made == ["b", "closed"]
+    with pytest.raises(UserError, match=r"environment.args: .*Shared: word: not that one"):
+        load_environment(Plugin(name=name, args={"word": "bad"}))
+    with pytest.raises(UserError, match=r"for_run\(\) called sys.exit"):
+        load_environment(Plugin(name=name, args={"word": "exit"}))
+
+
+class Later(Says):
+    """Answers in a coroutine."""
+
+    async def observe(self, messages: Any) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return self.opening()
+
+
+def later(monkeypatch: pytest.MonkeyPatch, result: Any) -> Any:
+    environments = load_environment(Plugin(name=f"{__name__}:Later"))
+    assert environments.pace == "waits"
+    monkeypatch.setattr(sys.modules[__name__].Says, "result", result)
+    env = environments(PROMPT, seed=0)
+    calls = environments.calls(EnvironmentCfg(timeout_s=60.0))
+    return asyncio.run(calls.call(lambda: env.observe(PROMPT.messages)))
+
+
+def test_an_answer_that_comes_later_is_held_to_the_same_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert later(monkeypatch, Observation((user(),))) == Observation((user(),))
+    with pytest.raises(UserError, match=r"observe\(\) returned None; expected an mdapo"):
+        later(monkeypatch, None)
+    with pytest.raises(UserError, match=r"observe\(\) raised CancelledError"):
+        later(monkeypatch, raising(asyncio.CancelledError()))
+    with pytest.raises(UserError, match=r"observe\(\) called sys.exit\(3\)"):
+        later(monkeypatch, raising(SystemExit(3)))
+    with pytest.raises(ConnectionError):
+        later(monkeypatch, raising(ConnectionError()))
+
+
+def test_mdapos_own_environments_are_called_in_the_event_loop_others_are_not() -> None:
+    assert {load_environment(Plugin(name=name)).pace for name in ("single_turn", "gsm8k", "customer_service")} == {
+        "inline"
+    }
+    assert load_environment(Plugin(name=f"{__name__}:Says")).pace == "quick"
+
+
+@pytest.mark.parametrize("tools", ["f", [{"name": "f"}], [{"type": "function", "function": {"name": "no name"}}]])
+def test_tools_that_are_none_are_named(tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load_environment(Plugin(name=f"{__name__}:Says"))
+    monkeypatch.setattr(sys.modules[__name__].Says, "tools", tools, raising=False)
+    with pytest.raises(UserError, match=f"environment.name={__name__}:Says: tools"):
+        _ = environment(PROMPT, seed=0).tools
+
+
+def test_the_first_row_that_is_refused_is_named_whatever_comes_back_first(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text(
+        "import time\nfrom mdapo.environments.base import Observation\n"
+        "class Env:\n    waits = True\n    def __init__(self, prompt, *, seed): self.prompt = prompt\n"
+        "    def opening(self):\n        n = self.prompt.row\n        time.sleep(0.2 if n == 1 else 0.0)\n"
+        "        if n in (1, 2): raise ValueError(f'no {n}')\n        return self.prompt.messages\n"
+        "    def observe(self, messages): ...\n",
+        encoding="utf-8",
+    )
+    environments = load_environment(Plugin(name=f"{file}:Env"))
+    calls = environments.calls(EnvironmentCfg())
+    rows = [Prompt(f"r{i}", i, PROMPT.messages) for i in (0, 1, 2, 3)]
+    with pytest.raises(UserError, match="refuses r1: no 1"):
+        asyncio.run(openings_of(environments, "slow", rows, seed=0, calls=calls, timeout_s=60.0))
+    rows = [Prompt(f"r{i}", i, (user(f"{i}"),)) for i in range(3, 40)]
+    found = asyncio.run(openings_of(environments, "slow", rows, seed=0, calls=calls, timeout_s=60.0))
+    assert [o.messages[0].content for o in found] == [str(i) for i in range(3, 40)]

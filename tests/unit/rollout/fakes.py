@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mdapo.environments.base import Observation
+from mdapo.environments.base import Observation, Tools
 from mdapo.rollout.engine import Completion, Request
 from mdapo.types import EndReason, Episode, Message, Prompt, Score
 
@@ -25,7 +25,7 @@ class WordChat:
         self.frame = () if bare else (SEPARATOR,)
         self.ask = () if bare else (ASK,)
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Tools = ()) -> list[int]:
         return [*self._words(messages), *self.ask]
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]:

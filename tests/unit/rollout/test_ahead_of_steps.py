@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +18,7 @@ from simulated import SimulatedEngine, simulated
 from mdapo.config.schema import Config
 from mdapo.data.prompts import PromptStream
 from mdapo.data.wire import dump_groups, load_groups
+from mdapo.environments.aside import Aside
 from mdapo.environments.base import Observation
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
@@ -34,13 +34,6 @@ from .test_dynamic_batch import TableRewards, prompts
 MODES = ("partial", "async")
 LIMIT = 120
 SAID = Observation((Message("user", "30 31"),))
-
-
-class Inline:
-    """Environments on the spot: threads have no part in a simulated clock."""
-
-    async def call(self, work: Callable[[], Any]) -> Any:
-        return work()
 
 
 class Slowly(TableRewards):
@@ -75,7 +68,7 @@ def build(mode: str, *, count: int = 10_000, epochs: int | None = None, **keys: 
     engine = SimulatedEngine(words, slots=9, token_s=1.0)
     batch = (AheadBatch if mode == "async" else DynamicBatch)(
         engine, WordChat(), lambda prompt, *, seed, **_: ScriptedEnv(prompt, [SAID]), Slowly(outcome),
-        PromptStream(prompts(count), seed=0, shuffle=False, epochs=epochs), config, calls=Inline(),  # type: ignore[arg-type]
+        PromptStream(prompts(count), seed=0, shuffle=False, epochs=epochs), config, calls=Aside(pace="inline"),
     )  # fmt: skip
     return batch, engine
 

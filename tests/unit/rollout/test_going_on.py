@@ -211,7 +211,7 @@ def said(*pairs: tuple[str, str]) -> tuple[Message, ...]:
 def test_an_environment_made_again_hears_what_it_heard() -> None:
     messages = said(("user", "10 11"), ("assistant", "20"), ("user", "30"), ("assistant", "21"))
     env = ScriptedEnv(PROMPT, [Observation((Message("user", "30"),))])
-    catch_up(env, messages, answered=1, unheard=True)
+    asyncio.run(catch_up(env, messages, answered=1, unheard=True, call=Aside().call))
     assert env.heard == [messages[:2]]
     assert env.observe(messages) == Observation(end="done")
 
@@ -220,9 +220,9 @@ def test_an_environment_that_says_something_else_is_refused_and_the_episode_an_e
     messages = said(("user", "10 11"), ("assistant", "20"), ("user", "30"))
     other = ScriptedEnv(PROMPT, [Observation((Message("user", "31"),))])
     with pytest.raises(NotTheSame, match="its messages are not those"):
-        catch_up(other, messages, answered=1, unheard=False)
+        asyncio.run(catch_up(other, messages, answered=1, unheard=False, call=Aside().call))
     with pytest.raises(NotTheSame, match="ends with done"):
-        catch_up(ScriptedEnv(PROMPT, []), messages, answered=1, unheard=False)
+        asyncio.run(catch_up(ScriptedEnv(PROMPT, []), messages, answered=1, unheard=False, call=Aside().call))
     engine = CutEngine(1, [None, 1])
     episode = talk(engine, 1, Limits(3, 50, 90))
     assert episode.end == "unfinished"
@@ -238,5 +238,5 @@ def test_an_environment_with_a_state_elsewhere_takes_the_messages_and_is_asked_f
 
     messages = said(("user", "10 11"), ("assistant", "20"), ("user", "30"), ("assistant", "21"))
     env = Remote(PROMPT, [])
-    catch_up(env, messages, answered=1, unheard=True)
+    asyncio.run(catch_up(env, messages, answered=1, unheard=True, call=Aside().call))
     assert (env.taken, env.heard) == (messages[:3], [])
