@@ -44,7 +44,8 @@ async def ask(
     """
     try:
         info = await client.info(deadline_s=probe_s)
-        await client.resume(deadline_s=probe_s)  # a run that was killed while it brought weights left the server paused
+        # a run that was killed while it brought weights left the server paused
+        await client.post("/continue_generation", {}, deadline_s=probe_s)
         await client.check_logprobs(deadline_s=turn_s)
         problems = await _vocabulary(client, deadline_s=turn_s)
     except EngineError as error:
