@@ -34,6 +34,7 @@ Pace = Literal["inline", "quick", "waits"]
 PATIENCE_S = 2.0
 QUICK_S = 0.05  # what a call may take that counts as quick
 MAX_RUNNING = 64
+END_S = 5.0  # for coroutines that are cancelled when all is closed
 MOST_LEFT = 256  # calls that were given up and still run; more of them are a leak, not an accident
 T = TypeVar("T")
 
@@ -112,7 +113,11 @@ class Aside:
         running = asyncio.create_task(self._to_its_end(work))
         self._in_slots.add(running)
         running.add_done_callback(self._free_slot)
-        found = await (running if self.timeout_s is None else asyncio.shield(running))
+        try:
+            found = await (running if self.timeout_s is None else asyncio.shield(running))
+        except asyncio.CancelledError:
+            running.add_done_callback(_drop_found)
+            raise
         if not isinstance(found, _Outcome):
             raise found
         return self._read(found)
@@ -158,7 +163,11 @@ class Aside:
             async with asyncio.timeout(None if self.timeout_s is None else self.timeout_s - waited_s):
                 return await asyncio.wrap_future(outcome)
         except TimeoutError as error:
+            outcome.add_done_callback(_drop)
             raise TimeoutError(f"no answer after {self.timeout_s:g} s (environment.timeout_s)") from error
+        except asyncio.CancelledError:
+            outcome.add_done_callback(_drop)
+            raise
         finally:
             self._overdue.discard(outcome)
             if not outcome.done():
@@ -209,9 +218,15 @@ class Aside:
             except BaseException as error:  # noqa: BLE001 - raised where it is waited for, not in that loop's thread
                 return _Outcome(None, error)
 
-        async with self._slots:
-            running = asyncio.run_coroutine_threadsafe(finish(), self._other_loop())
-            value, error, _ = await self._wait(running)  # giving it up cancels it
+        others = self._other_loop()
+        try:
+            async with self._slots:
+                running = asyncio.run_coroutine_threadsafe(finish(), others)
+                value, error, _ = await self._wait(running)  # giving it up cancels it
+        except (asyncio.CancelledError, TimeoutError):
+            if not others.is_closed():
+                others.call_soon_threadsafe(_close_unused, work)
+            raise
         if error is not None:
             raise error
         return value
@@ -219,5 +234,31 @@ class Aside:
     def _other_loop(self) -> asyncio.AbstractEventLoop:
         if self._others is None:
             self._others = asyncio.new_event_loop()
-            threading.Thread(target=self._others.run_forever, name="environments", daemon=True).start()
+            threading.Thread(target=_run_until_stopped, args=(self._others,), name="environments", daemon=True).start()
         return self._others
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    """Then what is left is cancelled, and has ``END_S`` to close its connections."""
+    loop.run_forever()
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=END_S))
+    loop.close()
+
+
+def _drop_found(running: asyncio.Task[_Outcome | TimeoutError | UserError]) -> None:
+    if not running.cancelled() and isinstance(found := running.result(), _Outcome):
+        _close_unused(found.value)
+
+
+def _drop(outcome: Future[_Outcome]) -> None:
+    if not outcome.cancelled():
+        _close_unused(outcome.result().value)
+
+
+def _close_unused(value: Any) -> None:
+    """A coroutine that nobody will wait for and that has not begun."""
+    if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+        value.close()

@@ -159,10 +159,12 @@ class _Checked:
         return tuple(found)
 
     def observe(self, messages: Sequence[Message]) -> Observation | Awaitable[Observation]:
+        if inspect.iscoroutinefunction(self._inner.observe):  # called when it is waited for: it may never be
+            return self._observe_later(lambda: self._inner.observe(messages))
         found = _unless_it_ends_all(self._name, "observe()", lambda: self._inner.observe(messages))
-        return self._observe_later(found) if inspect.iscoroutine(found) else self._observed(found)
+        return self._observe_later(lambda: found) if inspect.iscoroutine(found) else self._observed(found)
 
-    async def _observe_later(self, work: Awaitable[Any]) -> Observation:
+    async def _observe_later(self, work: Callable[[], Awaitable[Any]]) -> Observation:
         return self._observed(await _later_unless_it_ends_all(self._name, "observe()", work))
 
     def _observed(self, found: Any) -> Observation:
@@ -198,10 +200,12 @@ class _Checked:
 
 class _CheckedResumable(_Checked):
     def resume(self, messages: Sequence[Message]) -> Awaitable[None] | None:
+        if inspect.iscoroutinefunction(self._inner.resume):
+            return self._resume_later(lambda: self._inner.resume(messages))
         found = _unless_it_ends_all(self._name, "resume()", lambda: self._inner.resume(messages))
-        return self._resume_later(found) if inspect.iscoroutine(found) else self._resumed(found)
+        return self._resume_later(lambda: found) if inspect.iscoroutine(found) else self._resumed(found)
 
-    async def _resume_later(self, work: Awaitable[Any]) -> None:
+    async def _resume_later(self, work: Callable[[], Awaitable[Any]]) -> None:
         self._resumed(await _later_unless_it_ends_all(self._name, "resume()", work))
 
     def _resumed(self, found: Any) -> None:
@@ -228,10 +232,10 @@ def _unless_it_ends_all(name: str, call: str, work: Callable[[], T]) -> T:
         raise _exit_of(name, call, error) from error
 
 
-async def _later_unless_it_ends_all(name: str, call: str, work: Awaitable[Any]) -> Any:
+async def _later_unless_it_ends_all(name: str, call: str, work: Callable[[], Awaitable[Any]]) -> Any:
     """As ``_unless_it_ends_all``, of a coroutine."""
     try:
-        return await work
+        return await work()
     except Exception:
         raise
     except asyncio.CancelledError as error:

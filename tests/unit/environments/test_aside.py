@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -244,3 +245,78 @@ def test_what_a_coroutine_raises_is_raised_where_it_is_waited_for(error: BaseExc
             assert raised.value is error
 
     asyncio.run(main())
+
+
+def test_a_call_whose_caller_has_gone_keeps_its_place_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations are put off at every step: their threads must not pile up, nor end the run as if they hung."""
+    monkeypatch.setattr("mdapo.environments.aside.MOST_LEFT", 0)
+    running, most, free = 0, 0, threading.Event()
+    lock = threading.Lock()
+
+    def work() -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        assert free.wait(60.0)
+        with lock:
+            running -= 1
+        return "over"
+
+    async def main() -> None:
+        calls = Aside(pace="waits", timeout_s=60.0, max_running=2)
+        for _ in range(5):  # as many pauses
+            asked = [asyncio.create_task(calls.call(work)) for _ in range(4)]
+            while running < 2:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert all(task.cancelled() for task in asked)
+        free.set()
+        assert await asyncio.gather(*(calls.call(work) for _ in range(4))) == ["over"] * 4
+        calls.close()
+
+    asyncio.run(main())
+    assert most == 2
+
+
+def test_a_call_whose_caller_has_gone_gives_its_place_up_at_its_deadline() -> None:
+    free = threading.Event()
+
+    async def main() -> None:
+        calls = Aside(pace="waits", timeout_s=0.3, max_running=1)
+        asked = asyncio.create_task(calls.call(lambda: free.wait(60.0)))
+        await asyncio.sleep(0.05)
+        asked.cancel()
+        assert await calls.call(lambda: "next") == "next"
+        assert not free.is_set()
+        free.set()
+        calls.close()
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_nobody_waits_for_any_more_is_not_begun(recwarn: pytest.WarningsRecorder) -> None:
+    """Given up while its place, or its thread, was waited for."""
+    begun = []
+
+    async def begin() -> None:
+        begun.append(True)
+
+    async def main() -> None:
+        calls = Aside(pace="waits", timeout_s=60.0, max_running=1)
+        free = threading.Event()
+        asked = [asyncio.create_task(calls.call(lambda: (free.wait(60.0), begin())[1])) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        free.set()
+        assert await calls.call(lambda: "next") == "next"
+        calls.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert begun == [] and not [w for w in recwarn if "never awaited" in str(w.message)]

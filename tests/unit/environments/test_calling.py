@@ -11,7 +11,7 @@ import pytest
 
 from mdapo.config.schema import EnvironmentCfg, Plugin
 from mdapo.environments.aside import Aside
-from mdapo.environments.base import Observation
+from mdapo.environments.base import Observation, Resumable
 from mdapo.environments.calling import Opening, load_environment, openings_of
 from mdapo.errors import UserError
 from mdapo.types import Message, Prompt
@@ -204,6 +204,46 @@ def test_an_answer_that_comes_later_is_held_to_the_same_contract(monkeypatch: py
         later(monkeypatch, raising(SystemExit(3)))
     with pytest.raises(ConnectionError):
         later(monkeypatch, raising(ConnectionError()))
+
+
+class TakesUp(Says):
+    """Goes on from messages, with what ``Says.result`` does."""
+
+    def resume(self, messages: Any) -> Any:
+        return self.opening()
+
+
+class TakesUpLater(TakesUp):
+    async def resume(self, messages: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.opening()
+
+
+@pytest.mark.parametrize("kind", ["TakesUp", "TakesUpLater"])
+def test_what_goes_on_from_messages_is_held_to_its_contract(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    environments = load_environment(Plugin(name=f"{__name__}:{kind}"))
+
+    def resume(result: Any) -> None:
+        monkeypatch.setattr(sys.modules[__name__].Says, "result", result)
+        env: Any = environments(PROMPT, seed=0)
+        assert isinstance(env, Resumable)
+        calls = environments.calls(EnvironmentCfg(timeout_s=60.0))
+        asyncio.run(calls.call(lambda: env.resume(PROMPT.messages)))
+        calls.close()
+
+    resume(lambda: None)
+    with pytest.raises(UserError, match=r"resume\(\) returned False \(bool\); expected None"):
+        resume(lambda: False)
+    with pytest.raises(UserError, match=r"resume\(\) called sys.exit\(3\)"):
+        resume(raising(SystemExit(3)))
+    with pytest.raises(UserError, match=r"resume\(\) raised CancelledError"):
+        resume(raising(asyncio.CancelledError()))
+    with pytest.raises(ConnectionError):
+        resume(raising(ConnectionError()))
+
+
+def test_an_environment_that_cannot_go_on_from_messages_does_not_seem_to() -> None:
+    assert not isinstance(load_environment(Plugin(name=f"{__name__}:Says"))(PROMPT, seed=0), Resumable)
 
 
 def test_mdapos_own_environments_are_called_in_the_event_loop_others_are_not() -> None:

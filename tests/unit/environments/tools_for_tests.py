@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mdapo.types import Prompt
@@ -62,3 +63,15 @@ def odd(x: set) -> str:
 
 def pattern(x: Annotated[str, {"pattern": "(a+)+$"}]) -> str:
     return ""
+
+
+def slowly(word: str, *, prompt: Prompt) -> str:
+    """Tells in a file that it was called, and answers once a file of that name is there."""
+    folder, deadline = Path(prompt.extra["folder"]), time.monotonic() + 60
+    with (folder / "log").open("a") as log:
+        log.write(f"{word}\n")
+    while not (folder / word).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(word)
+        time.sleep(0.01)
+    return f"{word} is done"
