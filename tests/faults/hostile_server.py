@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import struct
 import sys
 from collections import Counter
@@ -19,7 +20,8 @@ from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 STOP, VOCAB, POISON = 1, 100, -9.0  # POISON: the log-prob in every bad reply that has tokens
-KEY = "the-key-of-the-tests"
+# Not that of other processes' servers, which may get a port that has just become free; children inherit it.
+KEY = os.environ.setdefault("HOSTILE_SERVER_KEY", f"the-key-of-process-{os.getpid()}")
 Script = Callable[[int], str]  # number of the request for tokens -> a misdeed, "" for none
 
 
