@@ -84,6 +84,19 @@ def test_rounding_must_be_that_of_one_dtype_for_all_weights() -> None:
         verdict(server, expected)
 
 
+def test_columns_of_zeros_by_which_a_servers_matrix_is_wider_are_none_of_its_values() -> None:
+    """SGLang's on a CPU pads a feed-forward of 48 columns to 64."""
+    server, expected = serving(), watched()
+    matrices = [name for name in expected.sampled if server.held[name].dim() == 2]
+    assert matrices
+    for name in matrices:
+        server.held[name] = torch.nn.functional.pad(server.held[name], (0, 4))
+    verdict(server, expected)
+    server.held[matrices[0]][0, -1] = 1e-3
+    with pytest.raises(EngineError, match=f"{matrices[0]}: .* values came back, not"):
+        verdict(server, expected)
+
+
 @pytest.mark.parametrize("answer", [None, {}, "no", [], [1.0], [[None]], [[1.0, 2.0], [3.0]]])
 def test_an_answer_that_is_no_such_tensor_is_a_failure(answer: object) -> None:
     server = serving()
