@@ -22,7 +22,7 @@ from simulated import SimulatedEngine, simulated
 
 from mdapo.config.schema import Config
 from mdapo.data.prompts import PromptStream
-from mdapo.environments.base import Observation
+from mdapo.environments.base import Observation, Tools
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import DynamicBatch
 from mdapo.rollout.engine import Request
@@ -70,7 +70,7 @@ class Talker:
     def ids_with(self, texts: tuple[str, ...]) -> list[int]:
         return []
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+    def prompt_ids(self, messages: Sequence[Message], *, tools: Tools = ()) -> list[int]:
         return [ASK]
 
     def observation_ids(self, messages: Sequence[Message], *, after_stop: bool) -> list[int]:
