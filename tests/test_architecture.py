@@ -31,6 +31,13 @@ LEVELS = (
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 STRANGERS = {("megatron", "rollout"), ("rollout", "megatron")}
 CONFIG_MAY_NOT_IMPORT = {"torch", "megatron", "transformers"}
+# What turns bytes into a program when they are read. The names of calls are those that pickle whatever they are given.
+PICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"}
+PICKLING_CALLS = {
+    *("broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "ForkingPickler", "MultiprocessingSerializer", "Unpickler", "rpc_sync"),
+}
+UNPICKLING_LOADS = {"torch.load": ("weights_only", True), "np.load": ("allow_pickle", False)}
 HTTP_CLIENTS = {"aiohttp", "httpx", "requests", "urllib3"}
 HTTP_IMPORTERS = ("mdapo.rollout", "mdapo.environments.chat_api")
 
@@ -215,6 +222,43 @@ def test_only_engines_speak_http() -> None:
             if module.split(".")[0] in HTTP_CLIENTS
         ]
     )
+
+
+def test_nothing_is_pickled() -> None:
+    """Neither onto a socket nor into a file, in what mdapo and its scripts run."""
+    problems = []
+    for path in sources("mdapo", "scripts"):
+        tree = parse(path)
+        problems += [
+            f"{where(path, line)}: imports {module}"
+            for module, line in imports(path)
+            if module.split(".")[0] in PICKLERS or module.startswith(("multiprocessing", "torch.multiprocessing"))
+        ]
+        problems += [f"{where(path, line)}: {what}" for line, what in pickling(tree)]
+    problems_listed(problems)
+
+
+def pickling(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and reason of each call that pickles, or may unpickle."""
+    for node in ast.walk(tree):
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if name in PICKLING_CALLS and isinstance(node, ast.Attribute | ast.Name):
+            yield node.lineno, f"{name} pickles"
+        if isinstance(node, ast.Call) and (rule := UNPICKLING_LOADS.get(ast.unparse(node.func))):
+            key, wanted = rule
+            if not any(
+                k.arg == key and isinstance(k.value, ast.Constant) and k.value.value is wanted for k in node.keywords
+            ):
+                yield node.lineno, f"{ast.unparse(node.func)} without {key}={wanted}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["torch.load(f)", "torch.load(f, weights_only=False)", "np.load(f, allow_pickle=True)", "dist.gather_object(x)"],
+)
+def test_pickling_is_found(code: str) -> None:
+    assert list(pickling(ast.parse(code)))
+    assert not list(pickling(ast.parse("torch.load(f, weights_only=True); np.load(f, allow_pickle=False)")))
 
 
 def test_no_import_cycles() -> None:

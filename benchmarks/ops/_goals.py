@@ -15,7 +15,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from _harness import MODEL as MODEL
+from _harness import forget_peak as forget_peak
 from _harness import hardware as hardware
+from _harness import most_held as most_held
 
 
 @dataclass(frozen=True)

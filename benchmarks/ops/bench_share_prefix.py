@@ -13,16 +13,14 @@ difference here is given in units of that, the largest of three draws.
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from _actor import configuration, group, laid_out, opened
-from _goals import Goal, alternate, milliseconds, ratio, show
+from _goals import Goal, alternate, forget_peak, milliseconds, most_held, ratio, show
 from torch import Tensor
 
 from mdapo.algorithms.losses import make_loss_fn
@@ -64,19 +62,9 @@ def unsettled(actor: Actor, run: Callable[[], object], *, seed: int) -> list[Ten
 
 def peak(function: Callable[[], object]) -> int:
     """Bytes that the process holds at most while ``function`` runs, beyond what it holds before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = held()
+    before = forget_peak()
     function()
     return most_held() - before
-
-
-def held() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def most_held() -> int:
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024
 
 
 def measure() -> list[Goal]:

@@ -16,6 +16,7 @@ VERL = {
     "actor_rollout_ref.nccl_timeout": "run.init_timeout_s",
     "actor_rollout_ref.model.path": "model.path",
     "actor_rollout_ref.actor.megatron.dtype": "model.dtype",
+    "actor_rollout_ref.actor.megatron.optimizer_offload": "actor.offload",
     "actor_rollout_ref.rollout.max_model_len": "model.max_context",
     "actor_rollout_ref.model.tokenizer_path": "model.tokenizer_path",
     "actor_rollout_ref.model.custom_chat_template": "model.chat_template",

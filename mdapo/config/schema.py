@@ -198,6 +198,7 @@ class Actor(Section):
     use_remove_padding: bool = True  # false: pad every row of a micro-batch to its longest (slow; a reference)
     share_prefix: Literal["auto"] | bool = "auto"  # common beginnings computed once; auto: wherever padding is removed
     recompute: Literal["none", "selective", "full"] = "none"
+    offload: Literal["none", "gradients", "optimizer"] = "none"  # what leaves the device while the engine works
 
 
 class Sync(Section):

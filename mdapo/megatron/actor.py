@@ -31,6 +31,7 @@ from mdapo.errors import UserError
 from mdapo.megatron import hf_mapping
 from mdapo.megatron.layout import Layout, from_last_stage, reduce_metrics
 from mdapo.megatron.model import build_chunks, packed_input, padded_input, transformer_config
+from mdapo.megatron.offload import Offload
 from mdapo.megatron.optimizer import build_optimizer, build_scheduler, clipped_norm
 from mdapo.types import MicroBatch
 
@@ -66,7 +67,7 @@ class Actor:
         with megatron_context():
             self.config = transformer_config(cfg, self.hf, layout)
             chunks: list[Any] = list(build_chunks(cfg, self.hf, self.config, layout))
-            self.chunks, self.optimizer, self.scheduler = chunks, None, None
+            self.chunks, self.optimizer, self.scheduler, self.offload = chunks, None, None, None
             if not trainable:
                 for chunk in chunks:
                     chunk.requires_grad_(False)
@@ -80,6 +81,8 @@ class Actor:
                 chunk.output_grad_direct = not ddp.overlap_grad_reduce
             self.optimizer = build_optimizer(cfg, self.chunks)
             self.scheduler = build_scheduler(cfg, self.optimizer)
+        home = layout.device.torch_device
+        self.offload = Offload(self.chunks, self.optimizer, home=home, what=cfg.actor.offload)
         # Core hands over a token count to divide by; the loss weights have divided already.
         self.config.finalize_model_grads_func = lambda chunks, num_tokens=None, **kw: finalize_model_grads(chunks, **kw)
         if ddp.overlap_grad_reduce:
@@ -102,6 +105,16 @@ class Actor:
             with megatron_context():
                 self.optimizer.reload_model_params()
 
+    def leave_device(self) -> None:
+        """The engine works next: what ``actor.offload`` names goes; the weights stay."""
+        if self.offload is not None:
+            self.offload.leave()
+
+    def take_device(self) -> None:
+        """Before ``update``, and before the optimizer is saved."""
+        if self.offload is not None:
+            self.offload.back()
+
     def update(self, micro_batches: Sequence[MicroBatch], loss_fn: LossFn) -> UpdateStats:
         """One optimizer step over the micro-batches of this data-parallel rank; all ranks call it together.
 
@@ -109,6 +122,7 @@ class Actor:
         weights).
         """
         assert self.optimizer is not None and self.scheduler is not None, "a reference model is not trained"
+        assert self.offload is not None and not self.offload.is_away, "take_device comes first"
         with megatron_context():
             sums = self.accumulate_gradients(micro_batches, loss_fn)
             loss = sums.pop("loss")

@@ -38,6 +38,7 @@ def save(actor: Actor, folder: Path) -> None:
     Raises ``OSError`` where that fails: on the rank that could not write, or on rank 0 for it.
     """
     folder.mkdir(exist_ok=True)
+    actor.take_device()
     torch.distributed.barrier()
     for part in _chained(actor):
         if not part.optimizer.state:  # nothing was trained yet
@@ -59,6 +60,7 @@ def load(actor: Actor, folder: Path) -> None:
 
     Verify the folder's digests before (``trainer/commit.py``).
     """
+    actor.take_device()
     for optimizer in _distributed_optimizers(actor):
         _give_zero_state(optimizer.optimizer)
     with megatron_context(), _step_not_expected():

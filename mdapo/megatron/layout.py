@@ -119,6 +119,11 @@ def patient_group() -> dist.ProcessGroup:
     return group
 
 
+def wait_for_all(group: dist.ProcessGroup) -> None:
+    """Until every rank of ``group`` has come here."""
+    dist.barrier(group)
+
+
 def reset() -> None:
     """Drop megatron's groups but keep the process group: another layout of the same ranks can follow."""
     parallel_state.destroy_model_parallel()

@@ -162,7 +162,7 @@ class ActorModel(GPTModel):
             vocab=self.hf.vocab,
             temperature=self.temperature,
             group=group,
-            main_grad=weight.main_grad if self.output_grad_direct else None,
+            main_grad=weight.main_grad if self.output_grad_direct and torch.is_grad_enabled() else None,
         )
 
 

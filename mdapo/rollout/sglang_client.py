@@ -54,7 +54,7 @@ def open_session() -> aiohttp.ClientSession:
 class ServerInfo:
     """What a server says of itself. ``deterministic``: it honours the seeds of requests."""
 
-    model_path: str
+    started_from: str  # its model's folder; weights that came later do not change it
     architectures: tuple[str, ...]
     version: str  # of its weights: ours are numbers, a new server says "default"
     max_context: int  # tokens of prompt and turn that it can take whatever their shares
@@ -170,7 +170,7 @@ class Client:
         server = await self._json("GET", "/server_info", None, deadline_s=deadline_s)
         try:
             return ServerInfo(
-                model_path=str(model["model_path"]),
+                started_from=str(server["model_path"]),
                 architectures=tuple(map(str, model["architectures"] or ())),
                 version=str(model["weight_version"]),
                 max_context=int(server["max_req_input_len"]),

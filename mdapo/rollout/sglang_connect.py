@@ -37,7 +37,7 @@ async def connect(
         notify=notify,
     )
     try:
-        await engine.check(max_context=config.model.max_context, architecture=model.architecture)
+        await engine.check(max_context=config.model.max_context, model=model)
     except BaseException:
         await engine.close()
         raise

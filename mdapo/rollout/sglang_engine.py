@@ -21,14 +21,17 @@ import aiohttp
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError, Request
 from mdapo.rollout.health import HealthLimits
+from mdapo.rollout.sglang_check import ask
 from mdapo.rollout.sglang_client import Client, ServerInfo
-from mdapo.rollout.sglang_options import CONTEXT_MARGIN
+from mdapo.rollout.sglang_openings import Openings
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
 from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Release, Restart, Resync, Server, Sync, Timing
 
 if TYPE_CHECKING:
     import torch
+
+    from mdapo.config.model_facts import ModelFacts
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +53,7 @@ class SGLangEngine:
     was started again serves in the middle of a step, else after the next update. Without ``restart`` a dead server
     comes back only by answering. ``max_running`` turns are open at one server at a time. With ``router`` (SGLang's own)
     turns go there and weights and aborts to the servers behind it, at ``addresses``: one place to ask, without routes
-    of ours.
+    of ours. ``share_prompts``: a group's prompt is computed once, by a request of its own, before its turns are asked.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class SGLangEngine:
         restart: Restart | None = None,
         router: Address | None = None,
         max_running: int = 64,
+        share_prompts: bool = True,
         timing: Timing | None = None,
         limits: HealthLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +89,10 @@ class SGLangEngine:
             notify=notify,
         )
         self.routes = Routes(max_running)
+        self.share_prompts = share_prompts
+        self.openings = Openings(
+            lambda request, server: self._take_off(request, server), lambda flight: self._spawn(self._end(flight))
+        )
         self.infos: list[ServerInfo] = []
         self._calls: set[_Call] = set()
         self._sweeps: set[asyncio.Task[None]] = set()
@@ -131,12 +139,14 @@ class SGLangEngine:
         """Bring all servers new weights; one that does not take them serves nothing until it has. ``EngineError`` when
         none takes them, or turns still run."""
         await self._idle()
+        self.openings.clear()
         await self.fleet.update(self.sync, weights, version)
         self._down_since = None
 
     async def give_back(self, release: Release) -> None:
         """The servers' devices are the actor's until the next ``update_weights``. ``EngineError``: turns still run."""
         await self._idle()
+        self.openings.clear()
         await self.fleet.give_back(release)
 
     async def _idle(self) -> None:
@@ -153,12 +163,13 @@ class SGLangEngine:
                 call.aborted.set()
         await asyncio.gather(*(self._end(flight) for flight in self._flights(session)))
         if session is None:
+            self.openings.clear()
             await asyncio.gather(*self._sweeps)
             serving = self.fleet.serving
             await asyncio.gather(*(self._flush(server, client) for server in serving for client in server.control))
 
     async def release(self, session: str) -> None:
-        self.routes.release(session)
+        self.openings.forget(self.routes.release(session))
 
     async def close(self) -> None:
         self._closed = True
@@ -168,34 +179,26 @@ class SGLangEngine:
 
     # ---- beyond it -------------------------------------------------------------------------------------------------
 
-    async def check(self, *, max_context: int, architecture: str | None = None) -> None:
-        """Before a run: each server is there, takes our key, has this kind of model, contexts of ``max_context`` tokens
-        and the log-probs that we train on. ``UserError`` with all that is wrong."""
-        problems: list[str] = []
-        self.infos = []
-        for client in (client for server in self.fleet.servers for client in server.control):
-            try:
-                info = await client.info(deadline_s=self.timing.probe_s)
-                await client.check_logprobs(deadline_s=self.timing.attempt_s)
-            except EngineError as error:
-                problems.append(str(error))
-                continue
-            self.infos.append(info)
-            if info.max_context < max_context:
-                problems.append(
-                    f"{client.url}: takes {info.max_context} tokens, model.max_context is {max_context}; start it with "
-                    f"--context-length {max_context + CONTEXT_MARGIN} and no smaller --max-total-tokens"
-                )
-            if architecture is not None and architecture not in info.architectures:
-                problems.append(f"{client.url}: serves {', '.join(info.architectures)}, model.path is {architecture}")
-        if problems:
+    async def check(self, *, max_context: int, model: ModelFacts | None = None) -> None:
+        """Before a run: each server is there, takes our key, has ``model`` (as far as it can be seen from here), its
+        vocabulary, contexts of ``max_context`` tokens and the log-probs that we train on. ``UserError`` with all that
+        is wrong."""
+        probe_s, turn_s = self.timing.probe_s, self.timing.attempt_s
+        found = await asyncio.gather(
+            *(
+                ask(client, max_context=max_context, model=model, probe_s=probe_s, turn_s=turn_s)
+                for server in self.fleet.servers
+                for client in server.control
+            )
+        )
+        self.infos = [info for info, _ in found if info is not None]
+        if problems := [problem for _, some in found for problem in some]:
             raise UserError(problems)
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: turns, retries, failures, restarts, prompt tokens from cache; and what is open now."""
         counts, self._counts = self._counts, Counter()
-        servers = self.fleet.servers
-        restarts = sum(server.health.restarts for server in servers)
+        restarts = sum(server.health.restarts for server in self.fleet.servers)
         found = {
             f"engine/{name}": float(counts[name]) for name in ("turns", "retries", "failures", "aborts", "cut_off")
         }
@@ -234,8 +237,6 @@ class SGLangEngine:
             completion = await self._attempt(call, server)
             if completion is not None:
                 self._counts["turns"] += 1
-                self._counts["prompt_tokens"] += len(request.ids)
-                self._counts["cached_tokens"] += completion.cached_tokens
                 return completion
             if call.aborted.is_set():
                 return self._nothing()
@@ -284,6 +285,10 @@ class SGLangEngine:
 
     async def _attempt(self, call: _Call, server: Server) -> Completion | None:
         """Ask one server. None where another may be asked; what it did is on its account then."""
+        if self.share_prompts:
+            await self.openings.once(call.request, server)
+            if call.aborted.is_set():
+                return None
         began, health = self.clock(), server.health
         flight = self._take_off(call.request, server)
         try:
@@ -311,15 +316,17 @@ class SGLangEngine:
 
     def _take_off(self, request: Request, server: Server) -> Flight:
         rid = uuid.uuid4().hex  # of one length: SGLang aborts what begins with what it is given
-        flight = Flight(rid, request.session, server, asyncio.create_task(self._asked(server.client, request, rid)))
+        work = self._asked(server.client, request, rid)
+        flight = Flight(rid, request.session, server, len(request.ids), asyncio.create_task(work))
         server.flights.add(flight)
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
     def _landed(self, flight: Flight) -> None:
         flight.server.flights.discard(flight)
-        if not flight.task.cancelled():
-            flight.task.exception()  # heard, also where the caller has gone
+        if not flight.task.cancelled() and flight.task.exception() is None:  # heard, also where the caller has gone
+            self._counts["prompt_tokens"] += flight.prompt_tokens
+            self._counts["cached_tokens"] += flight.task.result().cached_tokens
 
     async def _land(self, flight: Flight) -> Completion:
         try:

@@ -37,14 +37,16 @@ class Routes:
         self._session[session] = found, group
         return found
 
-    def release(self, session: str) -> None:
-        """The dialogue is over; with its last one a group is forgotten."""
+    def release(self, session: str) -> str:
+        """The dialogue is over; with its last one a group is forgotten, whose name this returns then, else ""."""
         _, group = self._session.pop(session, ("", ""))
         if group:
             self._dialogues[group] -= 1
             if not self._dialogues[group]:
                 del self._dialogues[group]
                 self._group.pop(group, None)
+                return group
+        return ""
 
     def _home(self, session: str, group: str, usable: Sequence[str]) -> str:
         own = self._session.get(session, ("", ""))[0]

@@ -97,6 +97,7 @@ class Flight:
     rid: str
     session: str
     server: Server
+    prompt_tokens: int
     task: asyncio.Task[Completion]
     why: str = ""
     ending: asyncio.Task[None] | None = None
@@ -225,7 +226,7 @@ class Fleet:
         if health.restart_at is not None:
             return
         try:
-            await server.client.health(deadline_s=self.timing.probe_s)
+            await self._probe(server)
         except NothingListens as error:
             health.died(str(error))
         except EngineError as error:
@@ -233,6 +234,15 @@ class Fleet:
         else:
             health.answered(began=began)
             await self._bring(server)
+
+    async def _probe(self, server: Server) -> None:
+        """Of a server that serves, whether it makes tokens; of others only whether they answer: a sync that failed left
+        them paused, and the weights, which wake them, come after this. ``EngineError``: no answer."""
+        if server.health.serves(self.version):
+            await server.client.health(deadline_s=self.timing.probe_s)
+        else:
+            for client in server.control:
+                await client.version(deadline_s=self.timing.probe_s)
 
     def _begin_revival(self, server: Server) -> None:
         server.revival = asyncio.create_task(self._revive(server))
@@ -267,6 +277,7 @@ class Fleet:
                 self._did_not_take(server, version, error, began)
             else:
                 server.health.synced(version)
+                self.notify(f"{server.url}: {State.STALE} -> {server.health.state}: {server.health.cause}")
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 

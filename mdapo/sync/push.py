@@ -59,7 +59,7 @@ class Pusher:
         self._shapes, self._architecture, self._seed = model.weight_shapes(), model.architecture, seed
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._left_at: dict[str, str] = {}
-        self._expected = Expected.choose(self._shapes, architecture=self._architecture, seed=seed)
+        self._expected = Expected(self._shapes, frozenset())  # of the newest whole weights
 
     async def send(
         self, servers: Sequence[Server], weights: Iterable[tuple[str, Tensor]], version: int
@@ -98,9 +98,7 @@ class Pusher:
         ``StorageError``, ``UserError``: where the disk or the shared memory fails; all servers are stale then.
         """
         fleet, transport, began = Fleet.of(servers), self.transport, time.monotonic()
-        expected = self._expected = Expected.choose(
-            self._shapes, architecture=self._architecture, seed=self._seed + version
-        )
+        expected = Expected.choose(self._shapes, architecture=self._architecture, seed=self._seed + version)
         sent_before = transport.bytes_sent
         await fleet.each(lambda server: self._hold(server, fleet, version))
         await self.occupation.weights_only(fleet)
@@ -115,7 +113,7 @@ class Pusher:
                     del bucket  # or its memory lives on while the next one is taken
             if fleet.left:
                 await transport.finish(fleet, version)
-                finished = True
+                finished, self._expected = True, expected
         finally:
             if not finished:
                 await transport.abandon()

@@ -19,6 +19,9 @@ READABLE: Final = frozenset({"LlamaForCausalLM"})
 # fused, and the first of each fused matrix. With more than one rank the last two are gathered from all of them.
 SURE: Final = ("layernorm.weight", "q_proj.weight", "gate_proj.weight", "o_proj.weight", "down_proj.weight")
 LAST: Final = "model.norm.weight"  # the end of the stream, or nearly
+# Of the last layer: their columns tell how many heads the server has, how wide its layers are, and that it has so many.
+# SGLang cuts a matrix that is too large for it without a word.
+TELLING: Final = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 # The server turns a whole tensor into a list of Python numbers before it cuts off the rows asked for.
 MOST_ELEMENTS: Final = 1 << 20
 ROWS: Final = 2
@@ -39,13 +42,16 @@ class Expected:
 
     @classmethod
     def choose(cls, shapes: Mapping[str, tuple[int, ...]], *, architecture: str, seed: int) -> Expected:
-        """Sample ``SAMPLED`` weights and the last norm; none where the servers' model class gives nothing back."""
+        """Sample ``SAMPLED`` weights, and always the last norm and the ``TELLING`` ones; none where the servers' model
+        class gives nothing back."""
         if architecture not in READABLE:
             return cls(shapes, frozenset())
         small = {name for name, shape in shapes.items() if torch.Size(shape).numel() <= MOST_ELEMENTS}
         sure = sorted(name for name in small if name.endswith(SURE))
         chosen = random.Random(seed).sample(sure, min(SAMPLED, len(sure)))
-        return cls(shapes, frozenset({*chosen, *({LAST} & small)}))
+        layers = [name.split(".")[2] for name in shapes if name.endswith(TELLING)]
+        always = {LAST, *(f"model.layers.{max(layers, key=int)}.{part}" for part in TELLING if layers)}
+        return cls(shapes, frozenset({*chosen, *(always & small)}))
 
     def watch(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The same stream; keeps the sampled values.
@@ -73,13 +79,20 @@ async def check(server: Server, expected: Expected, *, version: int, deadline_s:
     possible = set(STORED_AS)
     for name, sent in expected.values.items():
         request = {"name": name, "truncate_size": len(sent)}
-        held = _numbers(await server.post("/get_weights_by_name", request, deadline_s=deadline_s), server, name)
+        answer = await server.post("/get_weights_by_name", request, deadline_s=deadline_s)
+        held = _unpadded(_numbers(answer, server, name), sent)
         if held.shape != sent.shape:
             raise EngineError(f"{server.url}: {name}: {tuple(held.shape)} values came back, not {tuple(sent.shape)}")
         possible &= {dtype for dtype in STORED_AS if torch.equal(sent.to(dtype).float(), held)}
         if not possible:
             worst = (sent - held).abs().max().item()
             raise EngineError(f"{server.url}: {name}: holds other values than were sent (up to {worst:.3g} apart)")
+
+
+def _unpadded(held: Tensor, sent: Tensor) -> Tensor:
+    """Without the columns of zeros by which a server's matrix is wider: SGLang's on a CPU is a multiple of its block."""
+    wider = held.dim() == sent.dim() == 2 and held.shape[1] > sent.shape[1]
+    return held[:, : sent.shape[1]] if wider and not held[:, sent.shape[1] :].any() else held
 
 
 def _numbers(answer: Any, server: Server, name: str) -> Tensor:

@@ -189,8 +189,10 @@ class Trainer:
         return micro_batches(own, self.config, token_multiple=multiple)
 
     def make_room(self) -> None:
-        """Training begins: servers on the actor's devices give their memory back, until the sync that follows it."""
+        """Training begins: servers on the actor's devices give their memory back, until the sync that follows it; what
+        the actor had offloaded comes in."""
         self.share_errors(lambda: self.lead.make_room())
+        self.actor.take_device()
 
     def with_logps(self, mini_batches: list[list[MicroBatch]]) -> list[list[MicroBatch]]:
         """Add the log-probs before the update, and with a KL term the reference model's.
@@ -216,6 +218,8 @@ class Trainer:
         if not self.agree({"engine": self.engine is not None})["engine"]:
             return
         self.share_errors(lambda: self.lead.pause())
+        self.actor.leave_device()
+        ranks.wait_for_all(self.patient)  # servers on any rank's device take their memory again
         pusher = self.lead.pusher if self.is_lead else None
         try:
             sync_weights(

@@ -71,6 +71,7 @@ def save(t: Trainer) -> None:
 
     folder = Path(t.agree({"folder": t.share_errors(_stored(begin))})["folder"])
     _stored(lambda: checkpoint.save(t.actor, folder / MODEL))()
+    t.actor.leave_device()
 
     def end() -> None:
         assert t.journal is not None and t.rollout is not None

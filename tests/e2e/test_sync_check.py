@@ -62,3 +62,15 @@ def test_an_engine_with_other_weights_ends_the_run_with_a_whole_step(
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [{k: v for k, v in row.items() if k != GAP} for row in rows] == metrics(whole)
     assert weights(run) == weights(whole)
+
+
+def test_what_leaves_the_device_between_steps_changes_no_bit(material: Material, whole: Path, tmp_path: Path) -> None:
+    """With a check after each sync, a checkpoint each step, and a resumption from one."""
+    keys = ("sync.check=true", "actor.offload=optimizer", *TWO_RANKS)
+    done = mdapo("train", str(material.config), f"run.dir={tmp_path}", *keys, SABOTAGE="killed-before-commit:4")
+    assert done.code == 75, done.err
+    done = mdapo("train", str(material.config), f"run.dir={tmp_path}", *keys)
+    assert done.code == 0, done.err
+    run = tmp_path / "run"
+    assert [{k: v for k, v in row.items() if k != GAP} for row in metrics(run)] == metrics(whole)
+    assert weights(run) == weights(whole)

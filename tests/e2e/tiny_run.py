@@ -173,10 +173,12 @@ def mdapo(*arguments: str, file_limit_bytes: int | None = None, **environment: s
     return Command(*arguments, file_limit_bytes=file_limit_bytes, **environment).wait()
 
 
-def wait_for(condition: Callable[[], object], *, deadline_s: float = DEADLINE_S) -> None:
-    """Until ``condition`` holds."""
+def wait_for(condition: Callable[[], object], *, deadline_s: float = DEADLINE_S, of: Command | None = None) -> None:
+    """Until ``condition`` holds, which ``of`` must bring about before it ends."""
     end = time.monotonic() + deadline_s
     while not condition():
+        if of is not None and of.process.poll() is not None:
+            raise AssertionError(of.wait())
         if time.monotonic() > end:
             raise TimeoutError(f"{condition} did not come true within {deadline_s:.0f} s")
         time.sleep(0.05)

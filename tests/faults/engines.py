@@ -70,7 +70,7 @@ async def engine_over(
             timing=timing,
             limits=limits,
             rng=random.Random(1),
-            **more,
+            **{"share_prompts": False} | more,  # what a test counts are its own turns
         )
         try:
             if version is not None:

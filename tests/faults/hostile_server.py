@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import struct
 import sys
 from collections import Counter
@@ -19,7 +20,8 @@ from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 STOP, VOCAB, POISON = 1, 100, -9.0  # POISON: the log-prob in every bad reply that has tokens
-KEY = "the-key-of-the-tests"
+# Not that of other processes' servers, which may get a port that has just become free; children inherit it.
+KEY = os.environ.setdefault("HOSTILE_SERVER_KEY", f"the-key-of-process-{os.getpid()}")
 Script = Callable[[int], str]  # number of the request for tokens -> a misdeed, "" for none
 
 
@@ -189,7 +191,8 @@ MISDEEDS = {**RETRIED, **REFUSED, **ABORTED}
 
 class HostileServer:
     """``async with HostileServer(...) as server``. ``token_s`` seconds a token; ``requests`` counts by path, ``deeds``
-    by misdeed; ``running`` has the rids under way, ``aborted`` those that an abort reached; ``ill``: no health."""
+    by misdeed; ``running`` has the rids under way, ``aborted`` those that an abort reached; ``ill``: no health, until
+    it is told to go on."""
 
     def __init__(self, script: Script = lambda _: "", *, version: str = "0", token_s: float = 0.0) -> None:
         self.script, self.version, self.token_s, self.architecture = script, version, token_s, "A"
@@ -203,6 +206,8 @@ class HostileServer:
         self.deaf = False  # to aborts
         self.refuse_weights = False
         self.away: set[str] = set()  # memory that it gave back
+        self.vocab = VOCAB
+        self.started_from = "m"
         self.original_logprobs = False  # as with SGLANG_RETURN_ORIGINAL_LOGPROB
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -284,11 +289,14 @@ class HostileServer:
         elif path == "/pause_generation":
             for stopped in self.running.values():
                 stopped.set()
+        elif path == "/continue_generation":
+            self.ill = False
         elif path == "/model_info":
             known = {"model_path": "m", "architectures": [self.architecture], "weight_version": self.version}
             answer = json.dumps(known).encode()
         elif path == "/server_info":
-            answer = b'{"max_req_input_len": 4096, "enable_deterministic_inference": true}'
+            said = {"max_req_input_len": 4096, "enable_deterministic_inference": True, "model_path": self.started_from}
+            answer = json.dumps(said).encode()
         elif path == "/update_weights_from_disk":
             self.folders.append(body["model_path"])
             if self.refuse_weights:
@@ -304,8 +312,11 @@ class HostileServer:
 
     async def _generate(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         sampling = asked["sampling_params"]
+        if max(asked.get("token_ids_logprob", [0])) >= self.vocab:
+            writer.write(http(b'{"error": {"message": "out-of-vocabulary token id"}}', status=400))
+            return True
         if "token_ids_logprob" in asked:
-            scale = 1.0 if self.original_logprobs else sampling["temperature"]
+            scale = 1.0 if self.original_logprobs else sampling.get("temperature", 1.0)
             pairs = [[-float(token + 1) / scale, token, None] for token in asked["token_ids_logprob"]]
             writer.write(http(json.dumps({"meta_info": {"output_token_ids_logprobs": [pairs]}}).encode()))
             return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -20,28 +19,13 @@ from mdapo.errors import UserError
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_engine import SGLangEngine
-from mdapo.types import Episode, Message, Prompt, Score
+from mdapo.types import Message, Prompt
 
-from ..unit.rollout.fakes import ScriptedEnv, WordChat
+from ..unit.rollout.fakes import IndexRewards, ScriptedEnv, WordChat
 from .engines import QUICK, engine_over
 from .hostile_server import MISDEEDS, REFUSED, HostileServer, Script, logp_of
 
 GROUPS, N, TURNS = 8, 4, 3
-
-
-class IndexRewards:
-    """A group teaches: its episodes differ by their index."""
-
-    async def score(self, episode: Episode) -> Score:
-        if episode.end == "error":
-            return Score(0.0, 0.0, valid=False)
-        return Score(float(episode.index % 2), float(episode.index % 2))
-
-    def check_step(self, *, at_least: int = 0) -> None:
-        pass
-
-    def end_step(self) -> Counter[str]:
-        return Counter()
 
 
 def batch_over(engine: SGLangEngine, *, timeout_s: float = 60.0) -> DynamicBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import signal
 import subprocess
@@ -15,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_servers import Address, Timing
 from mdapo.sync.memory import Colocated
 
-from .engines import QUICK, WEIGHTS, engine_over, is_right, request
-from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, HostileServer
+from .engines import MODEL, QUICK, WEIGHTS, engine_over, is_right, request
+from .hostile_server import ABORTED, KEY, REFUSED, RETRIED, VOCAB, HostileServer
 
 SLOW = ("silent", "dripping", "dripping header")  # they take an attempt's whole deadline
 
@@ -510,16 +512,112 @@ def test_behind_a_router_weights_and_aborts_go_to_the_workers() -> None:
 def test_the_start_says_all_that_is_wrong_with_the_servers() -> None:
     async def work() -> None:
         async with HostileServer() as one, HostileServer() as two, engine_over([one.url, two.url]) as engine:
-            await engine.check(max_context=4096, architecture="A")
+            await engine.check(max_context=4096, model=MODEL)
             assert engine.description == f"SGLang: {one.url}, {two.url}; seeds honoured; contexts of 4096 tokens"
             two.original_logprobs = True
             with pytest.raises(UserError) as caught:
-                await engine.check(max_context=5000, architecture="B")
+                await engine.check(max_context=5000, model=replace(MODEL, architecture="B"))
             said = str(caught.value)
             assert (
                 f"{one.url}: takes 4096 tokens, model.max_context is 5000; start it with --context-length 5006" in said
             )
             assert f"{one.url}: serves A, model.path is B" in said
             assert f"{two.url}: its log-probs are not those at the temperature" in said
+
+    run(work())
+
+
+def test_a_server_with_a_smaller_vocabulary_is_told_before_the_run() -> None:
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url]) as engine:
+            await engine.check(max_context=100)
+            one.vocab = VOCAB - 1
+            with pytest.raises(UserError, match=f"a vocabulary of {VOCAB} ids: it serves another model"):
+                await engine.check(max_context=100)
+
+    run(work())
+
+
+def test_a_server_of_another_model_of_the_same_kind_is_told_before_the_run(tmp_path: Path) -> None:
+    """Its folder can be read here; a folder that cannot, or a name from a hub, tells nothing."""
+    shape = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+             "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}  # fmt: skip
+    for name, more in (("ours", {}), ("theirs", {"num_hidden_layers": 5, "rope_theta": 20000.0})):
+        (tmp_path / name).mkdir()
+        config = {"architectures": ["LlamaForCausalLM"], **shape, **more}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    ours = replace(require_facts(tmp_path / "ours"), architecture="A")  # as the scripted server says
+
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url]) as engine:
+            for folder in (str(tmp_path / "ours"), str(tmp_path / "nowhere"), "hub/model", ""):
+                one.started_from = folder
+                await engine.check(max_context=100, model=ours)
+            one.started_from = str(tmp_path / "theirs")
+            with pytest.raises(UserError) as caught:
+                await engine.check(max_context=100, model=ours)
+            assert str(caught.value) == (
+                f"{one.url}: the model in {tmp_path / 'theirs'} is not model.path's: num_hidden_layers 5 instead of 4, "
+                "rope_theta 20000.0 instead of 10000.0"
+            )
+
+    run(work())
+
+
+def test_a_stale_server_that_was_left_paused_is_not_taken_for_dead() -> None:
+    """It makes no tokens, so that a question after its health has no answer; with the weights it goes on."""
+
+    async def work() -> None:
+        async with HostileServer() as one, engine_over([one.url], timing=quick(down_s=30.0)) as engine:
+            one.refuse_weights = one.ill = True
+            with pytest.raises(EngineError, match="no server took the weights"):
+                await engine.update_weights(WEIGHTS, 1)
+            one.refuse_weights = False
+            assert (await engine.generate(request())).version == 1
+
+    run(work())
+
+
+def test_a_groups_prompt_is_computed_before_its_dialogues_ask_and_once_a_server() -> None:
+    """By a request for one token of its own, also where that comes to nothing."""
+
+    async def work() -> None:
+        async with (
+            HostileServer(lambda number: "500" if number == 0 else "", token_s=0.01) as one,
+            engine_over([one.url], share_prompts=True) as engine,
+        ):
+            for turn in (1, 2):
+                asked = [request(i) for i in range(8)]  # two groups of four
+                found = await asyncio.gather(*map(engine.generate, asked))
+                assert all(map(is_right, asked, found))
+                assert one.requests["/generate"] == 2 + 8 * turn
+            assert one.deeds["500"] == 1
+            assert engine.metrics()["engine/failures"] == 0
+            for i in range(8):
+                await engine.release(request(i).session)
+            await engine.generate(request())
+            assert one.requests["/generate"] == 2 + 16 + 2
+            await engine.abort()  # which drops the caches
+            await engine.generate(request(1))
+            assert one.requests["/generate"] == 2 + 16 + 4
+
+    run(work())
+
+
+def test_an_abort_ends_those_that_wait_for_their_groups_prompt_and_a_caller_that_goes_ends_his_own() -> None:
+    async def work() -> None:
+        async with HostileServer(token_s=5.0) as one, engine_over([one.url], share_prompts=True) as engine:
+            turns = [asyncio.ensure_future(engine.generate(request(i))) for i in range(4)]
+            while not one.running:
+                await asyncio.sleep(0.005)
+            await engine.abort()
+            assert {f.finish for f in await asyncio.gather(*turns)} == {"abort"}
+            assert (one.requests["/generate"], len(one.running)) == (1, 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await engine.generate(request())
+            while one.running:
+                await asyncio.sleep(0.01)
+            assert len(one.aborted) == 2
 
     run(work())

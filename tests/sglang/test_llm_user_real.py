@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from mdapo.config.schema import EnvironmentCfg
 from mdapo.environments.base import Observation
 from mdapo.environments.calling import Environments, load_environment
 from mdapo.environments.chat_api import ApiError
+from mdapo.rollout.sglang_server import Server
 from mdapo.types import Message, Prompt
-
-from .real_server import real_server
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(1200)]
 PROMPT = Prompt(
@@ -24,15 +22,9 @@ PROMPT = Prompt(
 DIALOGUES = 4
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    with real_server(tmp_path_factory.mktemp("sglang") / "server.log") as found:
-        yield found
-
-
 @pytest.fixture
-def key_file(server: tuple[str, str], tmp_path: Path) -> Path:
-    (tmp_path / "key").write_text(server[1])
+def key_file(server: Server, tmp_path: Path) -> Path:
+    (tmp_path / "key").write_text(server.key)
     return tmp_path / "key"
 
 
@@ -41,8 +33,8 @@ def users(url: str, **args: Any) -> Environments:
     return load_environment(EnvironmentCfg(name="llm_user", args=given, timeout_s=300.0))
 
 
-def test_users_of_many_dialogues_talk_at_the_same_time(server: tuple[str, str], key_file: Path) -> None:
-    made = users(server[0], api_key_file=str(key_file), temperature=0.0)
+def test_users_of_many_dialogues_talk_at_the_same_time(server: Server, key_file: Path) -> None:
+    made = users(server.url, api_key_file=str(key_file), temperature=0.0)
 
     async def main() -> list[list[Observation]]:
         calls = made.calls(EnvironmentCfg(timeout_s=300.0))
@@ -69,9 +61,9 @@ def test_users_of_many_dialogues_talk_at_the_same_time(server: tuple[str, str], 
         assert all(o.messages or o.end == "done" for o in heard)
 
 
-def test_a_wrong_key_is_told_without_it(server: tuple[str, str], tmp_path: Path) -> None:
+def test_a_wrong_key_is_told_without_it(server: Server, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("sk-wrong-key")
-    made = users(server[0], api_key_file=str(tmp_path / "wrong"), retries=5)
+    made = users(server.url, api_key_file=str(tmp_path / "wrong"), retries=5)
     env: Any = made(PROMPT, seed=0)
     with pytest.raises(ApiError, match="status 401") as caught:
         asyncio.run(env.observe((*env.opening(), Message("assistant", "Hello."))))

@@ -18,19 +18,15 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from mdapo.rollout import sglang_server
-from mdapo.rollout.engine import Completion, Request, SamplingParams
-from mdapo.rollout.local_engine import LocalEngine
 from mdapo.rollout.sglang_options import ServerOptions
 from mdapo.rollout.sglang_server import Server, ServerFailed
 
 from .conftest import START_S
+from .stage import PROMPT, lives, processes, scheduler, traces, until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(2400)]
-PROMPT = [1, 504, 3575, 282, 4649, 314]  # <|im_start|>The capital of France is
 OWNER = """
 import asyncio, json, sys, time
 from pathlib import Path
@@ -65,46 +61,14 @@ def generate(server: Server, ids: list[int], new: int, **params: Any) -> dict[st
     return reply
 
 
-def family(server: Server) -> list[psutil.Process]:
-    assert server._guard is not None
-    return psutil.Process(server._guard.pid).children(recursive=True)
-
-
 def leftovers(pids: set[int], before: set[str]) -> list[object]:
-    running = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-    return [*running, *(traces() - before)]
-
-
-def traces() -> set[str]:
-    """What SGLang leaves in shared memory, and the guard's folders."""
-    shared = {str(p) for pattern in ("sglang_*", "sem.mp-*", "sgl_*") for p in Path("/dev/shm").glob(pattern)}
-    return shared | {str(p) for p in Path("/tmp").glob("mdapo-sgl-*")}
-
-
-def test_greedy_tokens_are_those_of_transformers_and_of_the_local_engine(server: Server, small_model: Path) -> None:
-    reply = generate(server, PROMPT, 24)
-    ids = reply["output_ids"]
-    logps = [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
-    reference = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = reference(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1]
-    expected = logits.log_softmax(-1).max(-1)
-    assert ids == expected.indices.tolist()
-    assert logps == pytest.approx(expected.values.tolist(), abs=1e-4)
-
-    async def local() -> Completion:
-        engine = LocalEngine(small_model, dtype="float32", max_running=1, max_context=256, threads=1)
-        params = SamplingParams(24, temperature=0.0, ignore_eos=True)
-        return await engine.generate(Request(ids=PROMPT, params=params, session="a", group="a", seed=0))
-
-    completion = asyncio.run(local())
-    assert list(completion.ids) == ids
-    assert logps == pytest.approx(list(completion.logps), abs=1e-4)
+    return [*(pid for pid in pids if lives(pid)), *(traces() - before)]
 
 
 def test_a_dialogue_may_be_as_long_as_max_context(server: Server) -> None:
-    reply = generate(server, PROMPT, server.options.max_context - len(PROMPT))
-    assert len(reply["output_ids"]) == server.options.max_context - len(PROMPT)
+    most, new = server.options.max_context, 8
+    reply = generate(server, (PROMPT * most)[: most - new], new)
+    assert len(reply["output_ids"]) == new
 
 
 def test_only_who_has_the_key_is_answered(server: Server) -> None:
@@ -130,7 +94,7 @@ def test_the_key_is_in_no_command_line_environment_or_log(server: Server) -> Non
 def test_it_listens_on_loopback_only(server: Server) -> None:
     found = [
         connection.laddr
-        for process in family(server)
+        for process in processes(server)
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -170,6 +134,29 @@ def test_a_port_that_is_taken_meanwhile_is_told_and_nothing_is_left(
         with pytest.raises(ServerFailed, match=f"cannot listen on 127.0.0.1:{port}: the port is taken"):
             asyncio.run(Server(options, log=tmp_path / "log").start(START_S))
     assert traces() - before == set()
+
+
+def test_a_server_that_dies_while_it_starts_is_told_with_the_end_of_its_log(
+    options: ServerOptions, tmp_path: Path
+) -> None:
+    """Its scheduler is killed, as the kernel does where memory ends."""
+    before, server = traces(), Server(options, log=tmp_path / "log")
+
+    async def work() -> list[int]:
+        starting = asyncio.ensure_future(server.start(START_S))
+        await until(lambda: server._guard is not None and len(processes(server)) >= 3)
+        pids = [process.pid for process in processes(server)]
+        scheduler(server).kill()
+        with pytest.raises(ServerFailed) as error:
+            await starting
+        lines = str(error.value).splitlines()
+        assert lines[0].startswith(f"an SGLang server for {options.model_path} ended with exit code ")
+        assert lines[-1] == f"    (all of it in {tmp_path / 'log'})"
+        said = server.log.read_text(encoding="utf-8").splitlines()
+        assert [line.strip() for line in lines[-11:-1]] == [line.strip() for line in said[-10:]]
+        return pids
+
+    assert leftovers(set(asyncio.run(work())), before) == []
 
 
 def test_nothing_is_left_when_the_owner_is_killed_and_the_server_hangs(options: ServerOptions, tmp_path: Path) -> None:

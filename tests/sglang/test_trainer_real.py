@@ -90,7 +90,8 @@ def test_an_asynchronous_run_is_stopped_by_a_signal_and_goes_on(
     keys = ("rollout.mode=async", "sync.mode=tensor", "algorithm.rollout_correction.rollout_is=token")
     runs = Runs(material, sglang_python, tmp_path, *keys)
     running = runs.start(SLOW=str(slow))
-    wait_for(lambda: (runs.run / "metrics.jsonl").exists() and len(metrics(runs.run)) >= 2, deadline_s=DEADLINE_S)
+    log = runs.run / "metrics.jsonl"
+    wait_for(lambda: log.exists() and len(metrics(runs.run)) >= 2, deadline_s=DEADLINE_S, of=running)
     running.process.send_signal(signal.SIGTERM)
     done = runs.finish(running)
     assert done.code == 75 and "stopped on a signal; the same command resumes" in done.err, (done.out, done.err)

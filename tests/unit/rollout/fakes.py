@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mdapo.environments.base import Observation, Tools
 from mdapo.rollout.engine import Completion, Request
-from mdapo.types import EndReason, Message, Prompt
+from mdapo.types import EndReason, Episode, Message, Prompt, Score
 
 STOP, ASK, SEPARATOR = 1, 2, 3
 
@@ -59,6 +60,21 @@ class ScriptedEnv:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class IndexRewards:
+    """A group teaches: its episodes differ by their index."""
+
+    async def score(self, episode: Episode) -> Score:
+        if episode.end == "error":
+            return Score(0.0, 0.0, valid=False)
+        return Score(float(episode.index % 2), float(episode.index % 2))
+
+    def check_step(self, *, at_least: int = 0) -> None:
+        pass
+
+    def end_step(self) -> Counter[str]:
+        return Counter()
 
 
 Reply = tuple[Sequence[int], str] | Exception

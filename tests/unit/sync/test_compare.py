@@ -78,11 +78,11 @@ def test_an_error_of_ours_is_not_a_servers() -> None:
     ("model", "rollout", "limit"),
     [
         ("float32", {}, 1e-4),
-        ("bfloat16", {}, 0.5),
-        ("float32", {"dtype": "bfloat16"}, 0.5),
-        ("bfloat16", {"dtype": "float32"}, 0.5),
+        ("bfloat16", {}, 1.0),
+        ("float32", {"dtype": "bfloat16"}, 1.0),
+        ("bfloat16", {"dtype": "float32"}, 1.0),
         ("float32", {"engine": "sglang", "engine_args": {"dtype": "float32"}}, 1e-4),
-        ("float32", {"engine": "sglang", "engine_args": {"dtype": "half"}}, 0.5),
+        ("float32", {"engine": "sglang", "engine_args": {"dtype": "half"}}, 1.0),
     ],
 )
 def test_the_coarser_dtype_says_what_rounding_explains(model: str, rollout: dict[str, Any], limit: float) -> None:

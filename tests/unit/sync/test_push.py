@@ -186,6 +186,20 @@ def test_the_newest_folder_on_disk_stays_for_servers_that_are_started_later(tmp_
         asyncio.run(by.again(late, 2))
 
 
+def test_after_a_stream_that_broke_the_weights_on_disk_are_held_against_their_own_values(tmp_path: Path) -> None:
+    by, server = pusher(DiskTransport(tmp_path, timeout_s=1.0)), RecordingServer()
+    push(by, [server], 1)
+
+    def broken() -> Iterator[tuple[str, Tensor]]:
+        yield from list(weights(2))[:-1]
+        raise RuntimeError("a rank is gone")
+
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        push(by, [server], 2, broken())
+    asyncio.run(by.again(server, 1))
+    assert holds(server, 1) and (server.version, server.paused) == ("1", False)
+
+
 def test_without_a_disk_a_server_that_was_restarted_waits_for_the_next_sync() -> None:
     by, server = pusher(TensorTransport(timeout_s=1.0)), RecordingServer()
     push(by, [server], 1)
