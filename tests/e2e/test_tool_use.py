@@ -57,7 +57,11 @@ def teach(model: Path, folder: Path, questions: list[str]) -> None:
     chat.tokenizer.save_pretrained(folder / "taught")
 
 
-def test_a_run_with_tools_calls_them_and_trains_on_what_the_policy_wrote(material: Material, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "partial"])
+def test_a_run_with_tools_calls_them_and_trains_on_what_the_policy_wrote(
+    material: Material, tmp_path: Path, mode: str
+) -> None:
+    """In mode partial, conversations are put off and go on; they end as the others do."""
     questions = [f"{word} 6*7?" for word in ("Yes", "Now", "And", "But")]
     teach(material.model, tmp_path, questions)
     rows = [{"question": q, "answer": "42", "uid": q, "tools": ["calculator"]} for q in questions]
@@ -85,10 +89,13 @@ def test_a_run_with_tools_calls_them_and_trains_on_what_the_policy_wrote(materia
         "run.total_steps=2",
         "run.eval_every=0",
         "tracking.replay=true",
+        f"rollout.mode={mode}",
+        *(["rollout.over_sampling=2.0", "rollout.max_running=6"] if mode == "partial" else []),
     )
     assert done.code == 0, (done.out, done.err)
     rows_of_metrics = metrics(tmp_path / "run")
     assert len(rows_of_metrics) == 2
+    assert (rows_of_metrics[1]["rollout/groups_unfinished_in"] > 0) == (mode == "partial"), "none went on"
     episodes = [
         episode
         for file in sorted((tmp_path / "run" / "replay").glob("step_*.safetensors"))
