@@ -89,10 +89,7 @@ class SGLangEngine:
             notify=notify,
         )
         self.routes = Routes(max_running)
-        self.share_prompts = share_prompts
-        self.openings = Openings(
-            lambda request, server: self._take_off(request, server), lambda flight: self._spawn(self._end(flight))
-        )
+        self.openings = Openings(self, on=share_prompts)
         self.infos: list[ServerInfo] = []
         self._calls: set[_Call] = set()
         self._sweeps: set[asyncio.Task[None]] = set()
@@ -122,8 +119,7 @@ class SGLangEngine:
         server serves and none is to be expected."""
         if self._closed:
             raise EngineError("the engine is closed")
-        call = _Call(request)
-        self._calls.add(call)
+        self._calls.add(call := _Call(request))
         self.fleet.watch()
         try:
             async with asyncio.timeout(self.timing.turn_s):
@@ -198,12 +194,11 @@ class SGLangEngine:
     def metrics(self) -> dict[str, float]:
         """Since the last call: turns, retries, failures, restarts, prompt tokens from cache; and what is open now."""
         counts, self._counts = self._counts, Counter()
-        restarts = sum(server.health.restarts for server in self.fleet.servers)
         found = {
             f"engine/{name}": float(counts[name]) for name in ("turns", "retries", "failures", "aborts", "cut_off")
         }
         found["engine/in_flight"] = float(len(self._flights(None)))
-        found["engine/restarts"] = float(restarts)  # of the whole run
+        found["engine/restarts"] = float(sum(s.health.restarts for s in self.fleet.servers))  # of the whole run
         found["engine/serving"] = float(len(self.fleet.serving))
         if counts["prompt_tokens"]:
             found["engine/cached_share"] = counts["cached_tokens"] / counts["prompt_tokens"]
@@ -272,7 +267,13 @@ class SGLangEngine:
                 by_url = {server.url: server for server in fresh}
                 load = {server.url: len(server.flights) for server in fresh}
                 request = call.request
-                return by_url[self.routes.pick(request.session, request.group, usable=list(by_url), load=load)]
+                home = by_url[self.routes.pick(request.session, request.group, usable=list(by_url), load=load)]
+                await self.openings.once(request, home)
+                if call.aborted.is_set():
+                    return None
+                if not home.health.serves(self.version):  # it died over the group's prompt
+                    continue
+                return home
             if self._down_since is None:
                 self._down_since = self.clock()
             left = self._down_since + self.timing.down_s - self.clock()
@@ -285,12 +286,8 @@ class SGLangEngine:
 
     async def _attempt(self, call: _Call, server: Server) -> Completion | None:
         """Ask one server. None where another may be asked; what it did is on its account then."""
-        if self.share_prompts:
-            await self.openings.once(call.request, server)
-            if call.aborted.is_set():
-                return None
         began, health = self.clock(), server.health
-        flight = self._take_off(call.request, server)
+        flight = self.take_off(call.request, server)
         try:
             completion = await self._land(flight)
         except Refused:
@@ -314,7 +311,7 @@ class SGLangEngine:
             call.cause = f"{server.url}: aborted, and not by us"
         return None
 
-    def _take_off(self, request: Request, server: Server) -> Flight:
+    def take_off(self, request: Request, server: Server) -> Flight:
         rid = uuid.uuid4().hex  # of one length: SGLang aborts what begins with what it is given
         work = self._asked(server.client, request, rid)
         flight = Flight(rid, request.session, server, len(request.ids), asyncio.create_task(work))
@@ -335,13 +332,16 @@ class SGLangEngine:
             own = asyncio.current_task()
             if flight.task.cancelled() and flight.why and own is not None and not own.cancelling():
                 raise Unavailable(flight.why) from None
-            self._spawn(self._end(flight))  # the caller has gone, not the request
+            self.give_up(flight)  # the caller has gone, not the request
             raise
 
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _flights(self, session: str | None) -> list[Flight]:
         return [f for server in self.fleet.servers for f in server.flights if session in (None, f.session)]
+
+    def give_up(self, flight: Flight) -> None:
+        self._spawn(self._end(flight))
 
     async def _end(self, flight: Flight) -> None:
         """Abort a request until it has ended, then cut it off. Once for all who want it."""

@@ -7,33 +7,46 @@ scheduled together, and would each compute the prompt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from mdapo.rollout.engine import Request
 from mdapo.rollout.sglang_servers import Flight, Server
 
 
-class Openings:
-    """Which groups' prompts are, or are about to be, in which servers' caches. ``take_off`` sends a request, ``end``
-    gives one up that nobody waits for."""
+class Requests(Protocol):
+    """What is needed of the engine."""
 
-    def __init__(self, take_off: Callable[[Request, Server], Flight], end: Callable[[Flight], None]) -> None:
-        self._take_off, self._end = take_off, end
+    def take_off(self, request: Request, server: Server) -> Flight:
+        """Send it."""
+        ...
+
+    def give_up(self, flight: Flight) -> None:
+        """Nobody waits for it any more."""
+        ...
+
+
+class Openings:
+    """Which groups' prompts are, or are about to be, in which servers' caches. Not ``on``: nothing is done."""
+
+    def __init__(self, requests: Requests, *, on: bool) -> None:
+        self.requests, self.on = requests, on
         self._begun: dict[tuple[str, str], Flight] = {}  # group, URL
 
     async def once(self, request: Request, server: Server) -> None:
         """The first of a group to come to a server has it compute the prompt, by a request for one token that nobody
         reads; all wait for that. However it ends: what is wrong with the server shows in the turn itself."""
+        if not self.on:
+            return
         key, own = (request.group, server.url), None
         if key not in self._begun:
             params = replace(request.params, max_new_tokens=1, ignore_eos=True, stop_ids=())
-            own = self._begun[key] = self._take_off(replace(request, params=params), server)
+            own = self._begun[key] = self.requests.take_off(replace(request, params=params), server)
         try:
             await asyncio.wait([self._begun[key].task])
         except asyncio.CancelledError:
             if own is not None:  # the others go on without
-                self._end(own)
+                self.requests.give_up(own)
             raise
 
     def forget(self, group: str) -> None:

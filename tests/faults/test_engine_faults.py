@@ -278,7 +278,8 @@ def test_before_any_weights_nothing_is_served() -> None:
     run(work())
 
 
-def test_a_stopped_process_is_left_and_taken_back() -> None:
+@pytest.mark.parametrize("at", ["its turns", "its groups' prompts"])
+def test_a_stopped_process_is_left_and_taken_back(at: str) -> None:
     """SIGSTOP: connections stay open and nothing comes. Its turns move; after SIGCONT it is stale, then serves."""
     program = Path(__file__).parent / "hostile_server.py"
     process = subprocess.Popen([sys.executable, str(program), "0", "0.02"], stdout=subprocess.PIPE, text=True)
@@ -288,12 +289,12 @@ def test_a_stopped_process_is_left_and_taken_back() -> None:
     async def work() -> None:
         async with HostileServer(token_s=0.02) as good:
             timing = quick(attempt_s=60.0, turn_s=60.0, probe_s=1.0)
-            async with engine_over([url, good.url], timing=timing) as engine:
+            async with engine_over([url, good.url], timing=timing, share_prompts=at != "its turns") as engine:
                 frozen = engine.fleet.servers[0]
                 asked = [request(i) for i in range(40)]
                 turns = [asyncio.ensure_future(engine.generate(r)) for r in asked]
-                while len(frozen.flights) < 5:
-                    await asyncio.sleep(0.005)
+                while len(frozen.flights) < 5 and not (at != "its turns" and frozen.flights):
+                    await asyncio.sleep(0)
                 process.send_signal(signal.SIGSTOP)
                 found = await asyncio.gather(*turns)
                 assert all(map(is_right, asked, found))

@@ -166,13 +166,13 @@ async def stage(
         limits=limits,
         notify=said.append,
     )
-    take_off = engine._take_off
+    take_off = engine.take_off
 
     def counted(request: Any, place: Place) -> Any:
         asked[place.url] = asked.get(place.url, 0) + 1
         return take_off(request, place)
 
-    engine._take_off = counted  # type: ignore[method-assign] - which server is asked is nobody else's business
+    engine.take_off = counted  # type: ignore[method-assign] - which server is asked is nobody else's business
     prompts = load_prompts(config.data.train_files, config.data)
     batch = DynamicBatch(
         engine,
