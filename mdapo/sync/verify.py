@@ -84,7 +84,7 @@ async def check(server: Server, expected: Expected, *, version: int, deadline_s:
 
 
 def _unpadded(held: Tensor, sent: Tensor) -> Tensor:
-    """Without the columns of zeros by which a server's matrix is wider: SGLang's on a CPU is a multiple of its block."""
+    """Without the columns of zeros by which a server's matrix is wider: on a CPU, SGLang fills blocks."""
     wider = held.dim() == sent.dim() == 2 and held.shape[1] > sent.shape[1]
     return held[:, : sent.shape[1]] if wider and not held[:, sent.shape[1] :].any() else held
 
