@@ -247,11 +247,14 @@ class Trainer:
             found = self.share_errors(lambda: self.lead.evaluate(step=self.state.step, stop=self.stop))
             return self.agree(found or {})
 
-    def raise_if_stopped(self) -> None:
-        """Raises ``Interrupted`` on every rank when rank 0 was asked to stop or the engine is lost, ``UserError`` when
-        it has other weights than the actor."""
+    def raise_if_lost(self) -> None:
+        """Raises on every rank: ``Interrupted`` when the engine is lost, ``UserError`` when it has other weights."""
         if self.lost is not None:
             raise self.lost
+
+    def raise_if_stopped(self) -> None:
+        """As ``raise_if_lost``, and ``Interrupted`` on every rank when rank 0 was asked to stop."""
+        self.raise_if_lost()
         if self.agree({"stop": self.stop.requested})["stop"]:
             raise Interrupted(RESUMES)
 

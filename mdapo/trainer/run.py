@@ -27,7 +27,7 @@ def run(loaded: Loaded) -> int:
         trainer.say(startup_report(trainer))
         trainer.resume()
         trainer.sync()
-        trainer.raise_if_stopped()
+        trainer.raise_if_lost()
         try:
             if config.eval_before and trainer.state.step == 0 and not trainer.state.before:
                 trainer.state.before = trainer.evaluate()
@@ -49,9 +49,9 @@ def advance(trainer: Trainer) -> None:
         record = step(trainer)
         trainer.keep(record)
         state.waiting = record.metrics
-        trainer.raise_if_stopped()
     metrics = dict(state.waiting)
     if due(trainer, trainer.config.run.eval_every):
+        trainer.raise_if_lost()
         metrics |= trainer.evaluate()
     state.waiting = None
     trainer.note(metrics)
