@@ -60,9 +60,10 @@ def test_a_signal_in_mid_step_costs_two_ranks_no_bit(material: Material, tmp_pat
     done = mdapo("train", str(material.config), f"run.dir={whole}", *KEYS, "parallel.data=2")
     assert done.code == 0, done.err
     command, run = ("train", str(material.config), f"run.dir={stopped}", *KEYS, "parallel.data=2"), stopped / "run"
-    slow.touch()
     running = Command(*command, SLOW=str(slow))
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) >= 2)
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(metrics(run)) >= 2, of=running)
+    slow.touch()  # not before: slow calls go on beside the engine, and a step that is kept would feel it
+    wait_for(Path(f"{slow}.noticed").exists, of=running)
     running.process.send_signal(signal.SIGTERM)
     done = running.wait()
     assert done.code == 75 and "Traceback" not in done.err, done.err
