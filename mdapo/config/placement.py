@@ -38,10 +38,13 @@ def placement_rules(config: Config) -> Iterator[Problem]:
     """What contradicts itself in ``placement`` and the server keys of ``rollout``."""
     yield from _groups(config)
     yield from _servers(config)
-    group = server_group(config)
-    yield from sharing_problems(config, group.device if group is not None else None)
+    kinds = (group.device for group in (server_group(config), actor_group(config)) if group is not None)
+    yield from sharing_problems(config, next((kind for kind in kinds if kind is not None), None))
     for name in config.rollout.engine_args:
-        if (why := OWN_OPTIONS.get(name.replace("_", "-").lower())) is not None:
+        given = name.replace("_", "-").lower()
+        # SGLang takes an option's beginning for it, as argparse does
+        if (meant := next((own for own in OWN_OPTIONS if own.startswith(given)), None)) is not None:
+            why = OWN_OPTIONS.get(given, OWN_OPTIONS[meant])
             yield Problem(f"rollout.engine_args.{name}", f"is not to be given: {why}")
 
 
@@ -80,9 +83,18 @@ def server_group(config: Config) -> DeviceGroup | None:
 def colocated(config: Config) -> bool:
     """Whether servers that mdapo starts share the actor's devices, and so release memory between phases."""
     actor, servers = actor_group(config), server_group(config)
-    if actor is None or servers is None:
-        return servers is None or config.placement.rollout is None
-    return (actor.device, set(actor.ids)) == (servers.device, set(servers.ids))
+    return servers is None or (_of_one_kind(actor, servers) and _ids(actor) == _ids(servers))
+
+
+def _of_one_kind(actor: DeviceGroup | None, servers: DeviceGroup) -> bool:
+    """Where no kind is named it is the machine's accelerator, or its CPU, where sharing matters little."""
+    kinds = {group.device if group is not None else None for group in (actor, servers)}
+    return len(kinds) == 1 or (None in kinds and "cpu" not in kinds)
+
+
+def _ids(group: DeviceGroup | None) -> set[int]:
+    """Empty: all there are."""
+    return set(group.ids) if group is not None else set()
 
 
 def actor_environment(config: Config) -> dict[str, str]:
@@ -137,10 +149,10 @@ def _groups(config: Config) -> Iterator[Problem]:
         if len(set(group.ids)) < len(group.ids):
             yield Problem(f"{key}.ids", f"has a number twice: {group.ids}")
     actor, servers = actor_group(config), server_group(config)
-    if actor is not None and servers is not None and actor.device == servers.device and actor.device != "cpu":
-        shared = set(actor.ids) & set(servers.ids)
-        whole = not actor.ids or not servers.ids
-        if set(actor.ids) != set(servers.ids) and (shared or whole):
+    if servers is not None and _of_one_kind(actor, servers) and servers.device != "cpu":
+        shared = _ids(actor) & _ids(servers)
+        whole = not _ids(actor) or not _ids(servers)
+        if _ids(actor) != _ids(servers) and (shared or whole):
             what = f"share devices {sorted(shared)}" if shared else "overlap: one of them has no ids, so all devices"
             text = f"actor and servers {what}, but not all; let them have the same ids, or none in common"
             yield Problem("placement.groups", text, ("placement.actor", "placement.rollout"))

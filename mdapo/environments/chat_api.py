@@ -20,6 +20,7 @@ from mdapo.errors import shortened
 
 MAX_BODY = 1 << 20  # bytes of one reply
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+WAIT = (408, 429)  # too slow, too many calls: what a busy endpoint answers
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
@@ -28,13 +29,17 @@ class ApiError(RuntimeError):
 
 
 class _Passing(Exception):
-    """What another try may mend: no connection, a reset, 5xx."""
+    """What another try may mend: no connection, a reset, 5xx, too many calls. ``after_s``: not before."""
+
+    def __init__(self, text: str, *, after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.after_s = after_s
 
 
 @dataclass(frozen=True)
 class ChatApi:
-    """``retries``: how often a call is made again after 5xx or a lost connection. ``timeout_s``: of a call, retries and
-    pauses included."""
+    """``retries``: how often a call is made again after 5xx, a lost connection, or 408 and 429 (not before the
+    endpoint's ``Retry-After``). ``timeout_s``: of a call, retries and pauses included."""
 
     base_url: str
     model: str
@@ -59,20 +64,21 @@ class ChatApi:
     async def complete(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
         """The first choice's text. ``options`` go into the request (temperature, max_tokens, seed, ...).
 
-        ``ApiError``: 4xx or a redirect (at once), 5xx or no connection (after ``retries``), no reply in ``timeout_s``,
+        ``ApiError``: another 4xx or a redirect (at once), what may pass (after ``retries``), no reply in ``timeout_s``,
         or one that is not what the API promises.
         """
         body = {"model": self.model, "messages": list(messages), "stream": False, **options}
-        last = "nothing was heard"
+        last, after_s = "nothing was heard", 0.0
         try:
             async with asyncio.timeout(self.timeout_s), self._session() as session:
                 for attempt in range(self.retries + 1):
                     if attempt:
-                        await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S))
+                        pause_s = min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S)
+                        await asyncio.sleep(max(pause_s, after_s))
                     try:
-                        return _text_of(await self._post(session, body))
+                        return self._text_of(await self._post(session, body))
                     except _Passing as error:
-                        last = self._safe(str(error))
+                        last, after_s = self._safe(str(error)), error.after_s
         except TimeoutError as error:
             raise ApiError(f"{self.base_url}: no reply in {self.timeout_s:g} s ({last})") from error
         except ApiError as error:
@@ -102,16 +108,40 @@ class ChatApi:
         except aiohttp.InvalidURL as error:
             raise ApiError("the URL cannot be used") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Passing(f"{type(error).__name__}: {shortened(str(error))}") from error
-        if reply.status >= 500:
-            raise _Passing(f"status {reply.status}: {_shown(found)}")
+            raise _Passing(f"{type(error).__name__}: {shortened(self._safe(str(error)))}") from error
+        if reply.status >= 500 or reply.status in WAIT:
+            said = f"status {reply.status}: {self._shown(found)}"
+            raise _Passing(said, after_s=_seconds(reply.headers.get("Retry-After", "")))
         if reply.status != 200:
-            what = "a redirect, which is not followed" if 300 <= reply.status < 400 else _shown(found)
+            what = "a redirect, which is not followed" if 300 <= reply.status < 400 else self._shown(found)
             raise ApiError(f"status {reply.status}: {what}")
         return found
 
     def _safe(self, text: str) -> str:
         return text if self.key is None else text.replace(self.key, "<key>")
+
+    def _shown(self, body: bytes) -> str:
+        """Of a reply, for people. The key goes before it is cut: half of one is none to a search."""
+        text = self._safe(body.decode("utf-8", "replace"))
+        return shortened(ascii(text[:400].strip()), limit=200) if body else "an empty reply"
+
+    def _text_of(self, body: bytes) -> str:
+        """``choices[0].message.content`` of a chat completion."""
+        try:
+            reply = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(f"a reply that is not JSON: {self._shown(body)}") from error
+        value: Any = reply
+        for step in ("choices", 0, "message", "content"):
+            fits = (
+                isinstance(value, list) and len(value) > 0 if step == 0 else isinstance(value, dict) and step in value
+            )
+            if not fits:
+                raise ApiError(f"a reply without choices[0].message.content: {self._shown(body)}")
+            value = value[step]
+        if not isinstance(value, str):
+            raise ApiError(f"a reply whose content is no text: {self._shown(body)}")
+        return value
 
 
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
@@ -123,22 +153,6 @@ async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
     return bytes(found)
 
 
-def _text_of(body: bytes) -> str:
-    """``choices[0].message.content`` of a chat completion."""
-    try:
-        reply = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"a reply that is not JSON: {_shown(body)}") from error
-    value: Any = reply
-    for step in ("choices", 0, "message", "content"):
-        fits = isinstance(value, list) and len(value) > 0 if step == 0 else isinstance(value, dict) and step in value
-        if not fits:
-            raise ApiError(f"a reply without choices[0].message.content: {_shown(body)}")
-        value = value[step]
-    if not isinstance(value, str):
-        raise ApiError(f"a reply whose content is no text: {_shown(body)}")
-    return value
-
-
-def _shown(body: bytes) -> str:
-    return shortened(ascii(body[:400].decode("utf-8", "replace").strip()), limit=200) if body else "an empty reply"
+def _seconds(text: str) -> float:
+    """Of a ``Retry-After`` header; 0 for a date, or what is none."""
+    return float(text) if re.fullmatch(r"\d{1,6}", text.strip()) else 0.0

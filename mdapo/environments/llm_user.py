@@ -19,6 +19,7 @@ from mdapo.config.paths import why_no_file
 from mdapo.environments.base import Observation
 from mdapo.environments.chat_api import ChatApi
 from mdapo.environments.resuming import after_opening
+from mdapo.environments.tool_calls import spoken
 from mdapo.types import Message, Prompt
 
 INSTRUCTIONS = """You play a person who talks to an assistant. Stay in this role; you are not the assistant.
@@ -29,7 +30,6 @@ When you have got what you want, or see that you will not get it, write {marker}
 BEGIN = "Hello, how can I help?"  # before the user's first words: many templates want a user message first
 _PERSONA, _GOAL = "an ordinary customer", "what your first message says"
 MAX_KEY = 4096  # bytes of a key file
-_THOUGHTS = "</think>"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _filled(instructions: str, **texts: str) -> str:
 
 def _readable(text: str) -> str:
     """Without a reasoning model's thoughts, and encodable: JSON may hold half of a surrogate pair."""
-    said = text.rpartition(_THOUGHTS)[2]
+    said = spoken(text)
     return said.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 

@@ -42,11 +42,10 @@ class BadCall:
 def calls_in(text: str) -> list[Call | BadCall]:
     """The calls of one assistant turn, in order; empty when it makes none.
 
-    Thoughts are left out: all before the last ``</think>``, and all after a ``<think>`` that is not closed. A call ends
-    at the first ``</tool_call>`` after its JSON, so that arguments may spell the tags. ``arguments`` may also be a text
-    that holds the JSON object, as OpenAI's API has them.
+    Thoughts are left out (``spoken``). A call ends at the first ``</tool_call>`` after its JSON, so that arguments may
+    spell the tags. ``arguments`` may also be a text that holds the JSON object, as OpenAI's API has them.
     """
-    said = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+    said = spoken(text)
     found: list[Call | BadCall] = []
     at = said.find(OPEN)
     while at >= 0:
@@ -57,6 +56,20 @@ def calls_in(text: str) -> list[Call | BadCall]:
         found.append(call)
         at = said.find(OPEN, end)
     return found
+
+
+def spoken(text: str) -> str:
+    """Without thoughts: all before the last ``</think>``, and all after a ``<think>`` that is not closed."""
+    return text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+
+
+def outside_calls(text: str) -> str:
+    """What an assistant turn says beside its thoughts and its calls, bad ones too."""
+    said, at, parts = spoken(text), 0, []
+    while (begin := said.find(OPEN, at)) >= 0 and len(parts) < MAX_CALLS:
+        parts.append(said[at:begin])
+        _, at = _call_at(said, begin + len(OPEN))
+    return "".join([*parts, said[at:] if begin < 0 else ""])
 
 
 def _call_at(text: str, start: int) -> tuple[Call | BadCall, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from mdapo.environments.base import Observation, Tools
 from mdapo.environments.json_schema import declaration_problems, violations
 from mdapo.environments.resuming import after_opening
-from mdapo.environments.tool_calls import BadCall, Call, calls_in
+from mdapo.environments.tool_calls import BadCall, Call, calls_in, outside_calls
 from mdapo.environments.tool_processes import ToolProcesses
 from mdapo.environments.tools import Tool, load_tool, why_of
 from mdapo.errors import UserError, shortened
@@ -88,7 +88,7 @@ class ToolUse:
 
     def observe(self, messages: Sequence[Message]) -> Observation:
         text, marker = messages[-1].content, self._limits.answer
-        if marker is not None and marker in text:
+        if marker is not None and marker in outside_calls(text):
             return Observation(end="done")
         calls = calls_in(text)
         if not calls:

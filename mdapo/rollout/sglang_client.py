@@ -34,6 +34,7 @@ COMPLETION_BODY, TOKEN_BODY = MIB, 1024  # of a completion, and of each of its t
 CONTROL_S = 30.0  # what is neither tokens nor weights
 # Less than the 5 s after which SGLang closes an idle connection: none is used that is about to close.
 KEEP_ALIVE_S = 2.0
+SECRET = 16  # characters from which on a key is not found in an answer by chance
 SEED_MASK = (1 << 63) - 1  # the server keeps seeds as int64
 _URL = re.compile(r"https?://[^/@?#\s]+")
 
@@ -237,6 +238,8 @@ class Client:
             raise Unavailable(f"{where}: {shortened(self._clean(text))}") from None
         if status != 200:
             raise self._failure(where, status, raw)
+        if len(self._key) >= SECRET and self._key.encode() in raw:  # else it might stand in a message, or half of it
+            raise BadReply(f"{where}: an answer with the API key in it; it is not used")
         return kind, raw
 
     def _failure(self, where: str, status: int, raw: bytes) -> Unavailable | BadReply | Refused:

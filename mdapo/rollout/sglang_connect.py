@@ -8,7 +8,8 @@ from mdapo.config.model_facts import ModelFacts
 from mdapo.config.schema import Config
 from mdapo.rollout.sglang_client import open_session
 from mdapo.rollout.sglang_engine import SGLangEngine
-from mdapo.rollout.sglang_servers import Address, Restart, Resync, Sync, Timing
+from mdapo.rollout.sglang_servers import Address, Restart, Resync, Sync
+from mdapo.rollout.sglang_timing import Timing
 
 
 async def connect(

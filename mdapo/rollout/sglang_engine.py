@@ -26,7 +26,8 @@ from mdapo.rollout.sglang_client import Client, ServerInfo
 from mdapo.rollout.sglang_openings import Openings
 from mdapo.rollout.sglang_replies import BadReply, NothingListens, Refused, Unavailable, WrongVersion
 from mdapo.rollout.sglang_routing import Routes
-from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Release, Restart, Resync, Server, Sync, Timing
+from mdapo.rollout.sglang_servers import Address, Fleet, Flight, Release, Restart, Resync, Server, Sync
+from mdapo.rollout.sglang_timing import Timing
 
 if TYPE_CHECKING:
     import torch
@@ -161,8 +162,7 @@ class SGLangEngine:
         if session is None:
             self.openings.clear()
             await asyncio.gather(*self._sweeps)
-            serving = self.fleet.serving
-            await asyncio.gather(*(self._flush(server, client) for server in serving for client in server.control))
+            await asyncio.gather(*(server.drop_caches(self.timing) for server in self.fleet.serving))
 
     async def release(self, session: str) -> None:
         self.openings.forget(self.routes.release(session))
@@ -260,20 +260,21 @@ class SGLangEngine:
     async def _server(self, call: _Call) -> Server | None:
         """Where to ask: not where it failed already, if there is another. Waits for one to serve; None when aborted."""
         while True:
-            serving = self.fleet.serving
-            if serving:
+            if serving := self.fleet.serving:
                 self._down_since = None
                 fresh = [s for s in serving if s.url not in call.tried] or serving
                 by_url = {server.url: server for server in fresh}
                 load = {server.url: len(server.flights) for server in fresh}
                 request = call.request
                 home = by_url[self.routes.pick(request.session, request.group, usable=list(by_url), load=load)]
-                await self.openings.once(request, home)
+                opened = await self.openings.once(request, home)
                 if call.aborted.is_set():
                     return None
-                if not home.health.serves(self.version):  # it died over the group's prompt
-                    continue
-                return home
+                if not opened and home.url not in call.tried:
+                    call.tried.append(home.url)
+                elif home.health.serves(self.version):  # it has not died over the group's prompt
+                    return home
+                continue
             if self._down_since is None:
                 self._down_since = self.clock()
             left = self._down_since + self.timing.down_s - self.clock()
@@ -303,7 +304,7 @@ class SGLangEngine:
                 health.failed(str(error), began=began)
             call.cause = str(error)
             if isinstance(error, Unavailable) and not flight.why:
-                self._sweep(flight)
+                self.sweep(flight)
         else:
             health.worked(began=began)
             if completion.finish != "abort" or call.aborted.is_set():
@@ -373,7 +374,7 @@ class SGLangEngine:
         told = (client.abort(flight.rid, deadline_s=self.timing.abort_s) for client in flight.server.control)
         await asyncio.gather(*told)
 
-    def _sweep(self, flight: Flight) -> None:
+    def sweep(self, flight: Flight) -> None:
         """A server that was too slow, or whose connection broke, may still be at it."""
         if not flight.server.health.answers:
             return
@@ -390,11 +391,3 @@ class SGLangEngine:
         task = asyncio.ensure_future(work)
         self._sweeps.add(task)
         task.add_done_callback(self._sweeps.discard)
-
-    async def _flush(self, server: Server, client: Client) -> None:
-        try:
-            await client.flush_cache(deadline_s=self.timing.probe_s)
-        except Refused:
-            log.info("%s: its cache was not dropped: it has requests of others", client.url)
-        except EngineError as error:
-            server.health.failed(str(error), began=self.clock())

@@ -40,7 +40,7 @@ def main() -> int:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda *_: None)  # when to stop is the owner's to say
     key = sys.stdin.buffer.readline()
-    folder = own_folder()
+    folder, _ = locked_folder()
     guard = os.getpid()
 
     def die_with_guard() -> None:
@@ -164,15 +164,19 @@ def remove_unused(used: set[int]) -> None:
                 pass  # removed meanwhile
 
 
-def own_folder() -> str:
-    """A new folder, locked while the guard lives; those that killed guards of this user left behind go first."""
+def locked_folder(prefix: str = PREFIX) -> tuple[str, int]:
+    """A new temporary folder, and its lock: an open file, which goes with this process, whatever ends it. Folders of
+    that prefix that killed processes of this user left behind go first. ``OSError``: none can be made.
+
+    Here, since the guard can import nothing of mdapo's."""
     root = tempfile.gettempdir()
     for name in os.listdir(root):
-        if name.startswith(PREFIX):
+        if name.startswith(prefix):
             clear_leftover(os.path.join(root, name))
-    folder = tempfile.mkdtemp(prefix=PREFIX)
-    fcntl.flock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # goes with this process
-    return folder
+    folder = tempfile.mkdtemp(prefix=prefix)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
 
 
 def clear_leftover(folder: str) -> None:
@@ -186,7 +190,7 @@ def clear_leftover(folder: str) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
     except OSError:
-        pass  # locked: its guard lives
+        pass  # locked: its owner lives; or a file system without locks, where nothing can be known
     finally:
         os.close(lock)
 

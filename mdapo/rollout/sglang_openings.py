@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from mdapo.rollout.engine import Request
+from mdapo.rollout.sglang_replies import NothingListens, Unavailable
 from mdapo.rollout.sglang_servers import Flight, Server
 
 
@@ -25,6 +26,10 @@ class Requests(Protocol):
         """Nobody waits for it any more."""
         ...
 
+    def sweep(self, flight: Flight) -> None:
+        """It was lost, and the server may still be at it."""
+        ...
+
 
 class Openings:
     """Which groups' prompts are, or are about to be, in which servers' caches. Not ``on``: nothing is done."""
@@ -33,21 +38,30 @@ class Openings:
         self.requests, self.on = requests, on
         self._begun: dict[tuple[str, str], Flight] = {}  # group, URL
 
-    async def once(self, request: Request, server: Server) -> None:
+    async def once(self, request: Request, server: Server) -> bool:
         """The first of a group to come to a server has it compute the prompt, by a request for one token that nobody
-        reads; all wait for that. However it ends: what is wrong with the server shows in the turn itself."""
+        reads; all wait for that. False: no whole answer came, perhaps for as long as an attempt lasts, and another
+        server should be asked. Whatever else is wrong with this one shows in the turn itself."""
         if not self.on:
-            return
-        key, own = (request.group, server.url), None
+            return True
+        key, own, began = (request.group, server.url), None, server.health.clock()
         if key not in self._begun:
             params = replace(request.params, max_new_tokens=1, ignore_eos=True, stop_ids=())
             own = self._begun[key] = self.requests.take_off(replace(request, params=params), server)
+        opening = self._begun[key]
         try:
-            await asyncio.wait([self._begun[key].task])
+            await asyncio.wait([opening.task])
         except asyncio.CancelledError:
             if own is not None:  # the others go on without
                 self.requests.give_up(own)
             raise
+        error = None if opening.task.cancelled() else opening.task.exception()
+        if opening.why or not isinstance(error, Unavailable) or isinstance(error, NothingListens):
+            return True
+        if own is not None:
+            server.health.failed(str(error), began=began)
+            self.requests.sweep(own)
+        return False
 
     def forget(self, group: str) -> None:
         """It has no dialogue any more."""

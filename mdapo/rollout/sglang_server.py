@@ -122,7 +122,9 @@ class Server:
         """Waits until the server generates; else says why it never will."""
         assert self._guard is not None
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_S)) as session:
-            while time.monotonic() < end:
+            in_time = True
+            while in_time:
+                in_time = time.monotonic() < end  # one look after it: this loop may have stood still, not the server
                 if not self.alive:
                     return self._told(f"ended with exit code {self._guard.returncode}")
                 if _listens(self._guard.pid, port):

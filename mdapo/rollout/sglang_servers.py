@@ -16,12 +16,14 @@ from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import Health, HealthLimits, State
 from mdapo.rollout.sglang_client import Client
-from mdapo.rollout.sglang_replies import NothingListens
+from mdapo.rollout.sglang_replies import NothingListens, Refused
+from mdapo.rollout.sglang_timing import Timing
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
+FLUSH_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -67,29 +69,6 @@ Release = Callable[[Sequence[Client]], Awaitable[Mapping[str, str]]]
 Resync = Callable[[Client, int], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Deadlines and rhythms, in seconds."""
-
-    turn_s: float = 600.0  # one turn, with all waiting, retries and restarts
-    attempt_s: float = 300.0  # of it, at one server
-    attempts: int = 4  # at most, whatever time is left
-    backoff_s: float = 0.2  # before the second attempt; doubles, with jitter, up to
-    backoff_max_s: float = 5.0
-    probe_every_s: float = 5.0
-    probe_s: float = 10.0  # /health alone takes one
-    down_s: float = 60.0  # no server serves: after so long no turn waits for one
-    start_s: float = 600.0
-    abort_s: float = 10.0  # until a request that was aborted is cut off
-    abort_again_s: float = 0.2  # an abort that overtakes its request is not heard
-
-    @classmethod
-    def of(cls, config: Config) -> Timing:
-        """An episode has ``rollout.episode_timeout_s`` for all its turns; one server, half of that for one."""
-        whole = config.rollout.episode_timeout_s
-        return cls(turn_s=whole, attempt_s=whole / 2.0)
-
-
 @dataclass(eq=False)
 class Flight:
     """One request at one server. ``why``: why it was cut off."""
@@ -129,6 +108,22 @@ class Server:
     def control(self) -> tuple[Client, ...]:
         """Who takes weights, and whom an abort must reach: a router passes neither on."""
         return self.workers or (self.client,)
+
+    async def drop_caches(self, timing: Timing) -> None:
+        """A scheduler with a batch in hand refuses at first; one with requests of others goes on refusing."""
+        await asyncio.gather(*(self._drop_cache(client, timing) for client in self.control))
+
+    async def _drop_cache(self, client: Client, timing: Timing) -> None:
+        for tries_left in reversed(range(FLUSH_TRIES)):
+            try:
+                return await client.flush_cache(deadline_s=timing.probe_s)
+            except Refused as error:
+                if not tries_left:
+                    log.warning("%s: its cache was not dropped, it has requests of others: %s", client.url, error)
+            except EngineError as error:
+                return self.health.failed(str(error), began=self.health.clock())
+            await asyncio.sleep(timing.flush_again_s)
+        return None
 
 
 class Fleet:
@@ -255,7 +250,7 @@ class Fleet:
             server.client = self.make_client(address)
             server.address = address
         except Exception as error:  # noqa: BLE001 - whatever it is, the server is not there; others may be
-            server.health.start_failed(f"its restart failed: {error or type(error).__name__}")
+            server.health.start_failed(f"its restart failed: {str(error) or type(error).__name__}")
         else:
             server.health.started()
             await self._bring(server)
@@ -299,7 +294,9 @@ class Fleet:
             raise EngineError(f"no server took the weights of version {version}: {self.causes()}")
 
     async def give_back(self, release: Release) -> None:
-        """From now on no server has weights, until the next update; one that keeps its memory is told, and suspect."""
+        """From now on no server has weights, until the next update; one that keeps its memory is told, and suspect. A
+        restart is waited for: that server would take its memory while the actor has it."""
+        await asyncio.gather(*(asyncio.shield(s.revival) for s in self.servers if s.revival is not None))
         async with self._weights:
             givers, began = [server for server in self.servers if server.health.answers], self.clock()
             for server in givers:
@@ -349,17 +346,28 @@ class Fleet:
         if health.state in (State.RETIRED, State.RESTARTING):
             return
         if health.restart_at is None:
-            began = self.clock()
-            try:
-                for client in server.control:
-                    await client.version(deadline_s=self.timing.probe_s)
-                health.answered(began=began)
-            except EngineError as error:
-                health.died(str(error))
+            await self._call(server)
         if (due := health.restart_at) is not None:
             await asyncio.sleep(max(0.0, due - self.clock()))
             if health.begin_restart():
                 self._begin_revival(server)
+
+    async def _call(self, server: Server) -> None:
+        """Until it answers, or is dead by what it leaves unanswered in a row."""
+        health = server.health
+        while True:
+            began = self.clock()
+            try:
+                for client in server.control:
+                    await client.version(deadline_s=self.timing.probe_s)
+                return health.answered(began=began)
+            except NothingListens as error:
+                health.died(str(error))
+            except EngineError as error:
+                health.silent(str(error), began=began)
+            if not health.answers:
+                return None
+            await asyncio.sleep(self.timing.backoff_s)
 
     async def close(self) -> None:
         """End what runs in the background."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,8 +51,7 @@ def build_pusher(
     if mode == "tensor":
         transport = TensorTransport(timeout_s=timeout_s)
     elif mode == "disk":
-        folder = Path(config.sync.dir or Path(config.run.dir, config.run.name, FOLDER))
-        transport = DiskTransport(folder, timeout_s=timeout_s)
+        transport = DiskTransport(own_folder(config), timeout_s=timeout_s)
     else:
         alike = device.kind == servers_on  # NCCL and HCCL reach their own kind only; gloo goes over host memory
         transport = DistributedTransport(
@@ -68,6 +69,14 @@ def build_pusher(
         occupation=Colocated(timeout_s=timeout_s) if colocated and device.kind != "cpu" else Apart(),
         seed=config.run.seed,
     )
+
+
+def own_folder(config: Config) -> Path:
+    """Where ``sync.mode: disk`` writes: a folder that is this run's alone, whatever else lies in ``sync.dir``."""
+    run = Path(config.run.dir, config.run.name).resolve()
+    if config.sync.dir is None:
+        return run / FOLDER
+    return Path(config.sync.dir, f"{config.run.name}-{hashlib.sha256(os.fsencode(run)).hexdigest()[:8]}")
 
 
 def chosen_mode(config: Config, urls: Sequence[str]) -> str:

@@ -24,7 +24,8 @@ PREFIX = "weights-"
 
 
 class DiskTransport:
-    """Folders ``weights-<version>`` in ``folder``, which all servers see under the same path."""
+    """Folders ``weights-<version>`` in ``folder``, which is this run's alone (older ones go) and which all servers see
+    under the same path."""
 
     def __init__(self, folder: Path, *, timeout_s: float) -> None:
         self.bytes_sent = 0

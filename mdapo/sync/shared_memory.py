@@ -12,13 +12,13 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mdapo.errors import cannot_use
+from mdapo.rollout.sglang_guard import locked_folder
 from mdapo.sync.buckets import Bucket
 from mdapo.sync.safetensors_file import header
 from mdapo.sync.servers import Fleet, Server, ordered
@@ -69,6 +69,7 @@ class TensorTransport:
         self._timeout_s = timeout_s
         self._memory: SharedMemory | None = None
         self._folder: Path | None = None
+        self._lock = -1
 
     def take(self, nbytes: int) -> Tensor:
         assert self._memory is not None, "begin comes first"
@@ -79,7 +80,8 @@ class TensorTransport:
         await self.abandon()
         try:
             # Readable by this user only; what it holds is a link, not the weights.
-            self._folder = Path(tempfile.mkdtemp(prefix="mdapo-sync-"))
+            folder, self._lock = locked_folder("mdapo-sync-")
+            self._folder = Path(folder)
             self._memory = SharedMemory()
             (self._folder / "model.safetensors").symlink_to(self._memory.path)
         except OSError as error:
@@ -105,6 +107,7 @@ class TensorTransport:
             self._memory.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
         self._memory = self._folder = None
 
     async def close(self) -> None:

@@ -22,8 +22,10 @@ LAST: Final = "model.norm.weight"  # the end of the stream, or nearly
 # Of the last layer: their columns tell how many heads the server has, how wide its layers are, and that it has so many.
 # SGLang cuts a matrix that is too large for it without a word.
 TELLING: Final = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-# The server turns a whole tensor into a list of Python numbers before it cuts off the rows asked for.
+# The server turns a whole tensor into a list of Python numbers before it cuts off the rows asked for: what has more
+# elements costs it a second or so, and memory; of such matrices it is asked for one a sync, where there are any.
 MOST_ELEMENTS: Final = 1 << 20
+LARGEST: Final = 1 << 26
 ROWS: Final = 2
 SAMPLED: Final = 4
 STORED_AS: Final = (torch.float32, torch.bfloat16, torch.float16)  # a server may keep another dtype than the actor's
@@ -42,13 +44,15 @@ class Expected:
 
     @classmethod
     def choose(cls, shapes: Mapping[str, tuple[int, ...]], *, architecture: str, seed: int) -> Expected:
-        """Sample ``SAMPLED`` weights, and always the last norm and the ``TELLING`` ones; none where the servers' model
-        class gives nothing back."""
+        """Sample ``SAMPLED`` weights, one of the large ones too, and always the last norm and the ``TELLING`` ones that
+        are not large; none where the servers' model class gives nothing back."""
         if architecture not in READABLE:
             return cls(shapes, frozenset())
-        small = {name for name, shape in shapes.items() if torch.Size(shape).numel() <= MOST_ELEMENTS}
+        sizes, rng = {name: torch.Size(shape).numel() for name, shape in shapes.items()}, random.Random(seed)
+        small = {name for name, size in sizes.items() if size <= MOST_ELEMENTS}
         sure = sorted(name for name in small if name.endswith(SURE))
-        chosen = random.Random(seed).sample(sure, min(SAMPLED, len(sure)))
+        large = sorted(name for name in shapes.keys() - small if name.endswith(SURE) and sizes[name] <= LARGEST)
+        chosen = rng.sample(sure, min(SAMPLED, len(sure))) + rng.sample(large, min(1, len(large)))
         layers = [name.split(".")[2] for name in shapes if name.endswith(TELLING)]
         always = {LAST, *(f"model.layers.{max(layers, key=int)}.{part}" for part in TELLING if layers)}
         return cls(shapes, frozenset({*chosen, *(always & small)}))

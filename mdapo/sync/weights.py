@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from mdapo.errors import StorageError, UserError
 from mdapo.megatron.layout import broadcast_bytes
 from mdapo.rollout.engine import Engine, EngineError
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from mdapo.sync.push import Pusher
 
 TRIES = 2
+# What rank 0 may meet, and every rank must raise with it: none waits for a word that never comes.
+SHARED: dict[str, type[Exception]] = {kind.__name__: kind for kind in (EngineError, StorageError, UserError)}
 
 
 def sync_weights(
@@ -31,32 +34,34 @@ def sync_weights(
 
     The engine answers with ``version`` from the moment this returns. At most one gathered tensor is alive at a time.
     With a ``pusher`` (rank 0, servers) a server that lost its weights through another one's failure is given them once
-    more. ``EngineError`` on every rank: the engine has no weights to answer with. ``group``: all ranks, with a deadline
-    that lets them wait for rank 0's last calls.
+    more. On every rank, ``EngineError``: the engine has no weights to answer with; ``StorageError``, ``UserError``: the
+    disk or the shared memory on their way failed. ``group``: all ranks, with a deadline that lets them wait for rank
+    0's last calls.
     """
-    verdict, again = "", False
+    kind = why = ""
     for attempt in range(TRIES):
-        verdict = _once(actor, engine, version, loop)
+        kind, why = _once(actor, engine, version, loop)
         again = pusher is not None and pusher.last is not None and bool(pusher.last.again) and attempt + 1 < TRIES
-        said = json.dumps([verdict, again], allow_nan=False).encode() if engine is not None else None
-        verdict, again = json.loads(broadcast_bytes(said, group=group))
+        said = json.dumps([kind, why, again], allow_nan=False).encode() if engine is not None else None
+        kind, why, again = json.loads(broadcast_bytes(said, group=group))
         if not again:
             break
-    if verdict:
-        raise EngineError(verdict)
+    if kind:
+        raise SHARED[kind](why)
 
 
-def _once(actor: Actor, engine: Engine | None, version: int, loop: EventLoop | None) -> str:
-    """One pass over the weights; why it failed. Whatever happens on rank 0, the gathering goes on to its end, in this
-    thread, which has the device and the collectives."""
+def _once(actor: Actor, engine: Engine | None, version: int, loop: EventLoop | None) -> tuple[str, str]:
+    """One pass over the weights; the kind of error it ended with, and why. Whatever happens on rank 0, the gathering
+    goes on to its end, in this thread, which has the device and the collectives."""
     weights = actor.export()
     try:
         if engine is not None:
             assert loop is not None
             loop.feed(weights, lambda given: engine.update_weights(given, version))
-    except EngineError as error:
-        return str(error)
+    except tuple(SHARED.values()) as error:
+        kind = next(name for name, kind in SHARED.items() if isinstance(error, kind))
+        return kind, str(error)
     finally:
         for _ in weights:
             pass
-    return ""
+    return "", ""

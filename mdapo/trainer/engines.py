@@ -103,11 +103,15 @@ async def _connected(config: Config, facts: ModelFacts, servers: Sequence[Server
     if not servers:
         addresses, router = external(config)
 
+    owned = dict(zip(addresses, servers, strict=True)) if servers else {}
+
     async def restart(address: Address) -> Address:
-        server = next(server for server in servers if server.url == address.url)
+        server = owned[address]  # by what its engine knows: each start, a failed one too, chooses another port and key
         await server.stop()
         await server.start(config.rollout.start_timeout_s)
-        return Address(server.url, server.key)
+        now = Address(server.url, server.key)
+        owned[now] = owned.pop(address)
+        return now
 
     pusher = build_pusher(
         config,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -63,7 +64,7 @@ class Trainer:
         self.started = time.monotonic()
         self.first_step = True
         self.first_check = True
-        self.lost: Interrupted | UserError | None = None  # why no more tokens can be had
+        self.lost: Interrupted | StorageError | UserError | None = None  # why no more tokens can be had
         self.synced: dict[str, float] = {}  # ``sync/...`` of the newest sync
         self.stop = StopSignal()
         self.stop.install()
@@ -114,13 +115,11 @@ class Trainer:
 
     def close(self) -> None:
         """End the engine and the reward processes, leave the run folder and the process group."""
-        if self.rollout is not None:
-            self.rollout.close()
-        if self.journal is not None:
-            self.journal.close()
-        if self.loop is not None:
-            self.loop.close()
-        ranks.destroy()
+        with ExitStack() as last_first:
+            last_first.callback(ranks.destroy)
+            for part in (self.loop, self.journal, self.rollout):
+                if part is not None:
+                    last_first.callback(part.close)
 
     @property
     def lead(self) -> Rollout:
@@ -236,7 +235,7 @@ class Trainer:
         except EngineError as error:
             self.lost = Interrupted(f"the engine has no weights to go on with: {error}; the same command resumes")
             return
-        except UserError as error:
+        except (StorageError, UserError) as error:
             self.lost = error
             return
         self.share_errors(lambda: self.lead.resume())
@@ -248,7 +247,8 @@ class Trainer:
             return self.agree(found or {})
 
     def raise_if_lost(self) -> None:
-        """Raises on every rank: ``Interrupted`` when the engine is lost, ``UserError`` when it has other weights."""
+        """Raises on every rank: ``Interrupted`` when the engine is lost, ``UserError`` when it has other weights or the
+        way to it cannot be used, ``StorageError`` when the disk on that way failed."""
         if self.lost is not None:
             raise self.lost
 

@@ -7,7 +7,6 @@ torchrun turns every exit code of a rank into 1, so each rank leaves its code an
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,12 +24,12 @@ from types import FrameType
 import psutil
 
 from mdapo.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, StorageError, UserError
+from mdapo.rollout.sglang_guard import locked_folder
 from mdapo.trainer.signals import RESUMES, leave_terminal, stop_signals
 
 EXITS = "exits.json"  # what torchrun saw: exit codes of the ranks that failed, negative for a signal
 OUTCOME_ENV = "MDAPO_OUTCOME_DIR"
 FOLDER_PREFIX = "mdapo-launch-"
-LEFTOVER_S = 60.0  # younger ones may be about to be locked
 EVAL_FLAG = "--eval"
 GRACE_S = 300.0  # from the first signal until the ranks are killed: a large checkpoint takes a while
 
@@ -95,10 +93,7 @@ def own_folder() -> Generator[str]:
     none can be made.
     """
     try:
-        clear_leftovers(Path(tempfile.gettempdir()))
-        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder, lock = locked_folder(FOLDER_PREFIX)
     except OSError as error:
         raise StorageError(f"no temporary folder can be made (TMPDIR names another place): {error}") from error
     try:
@@ -106,24 +101,6 @@ def own_folder() -> Generator[str]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def clear_leftovers(root: Path) -> None:
-    """Remove launchers' folders in ``root`` that are this user's and that no process holds locked."""
-    for folder in root.glob(f"{FOLDER_PREFIX}*"):
-        try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue  # gone meanwhile, or not ours to look into
-        try:
-            status = os.fstat(lock)
-            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LEFTOVER_S:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # locked: its launcher lives; or a file system without locks, where nothing can be known
-        finally:
-            os.close(lock)
 
 
 def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Sequence[str] = ()) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -199,11 +200,12 @@ class LiveRollout:
         self.loop.call(lambda: self.batch.restore(held))
 
     def close(self) -> None:
-        self.loop.run(self.batch.close())  # first, while what its conversations use is there
-        self.rewards.close()
-        self.calls.close()
-        self.environments.close()
-        self.loop.run(self.opened.close())
+        with ExitStack() as last_first:  # all of it, whatever a plug-in raises
+            last_first.callback(lambda: self.loop.run(self.opened.close()))
+            last_first.callback(self.environments.close)
+            last_first.callback(self.calls.close)
+            last_first.callback(self.rewards.close)
+            last_first.callback(lambda: self.loop.run(self.batch.close()))  # while what its conversations use is there
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
         """Run in the event loop; a signal cancels it, and what was under way is forgotten (its prompts come again)."""

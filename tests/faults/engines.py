@@ -17,7 +17,8 @@ from mdapo.rollout.engine import Completion, Request, SamplingParams
 from mdapo.rollout.health import HealthLimits
 from mdapo.rollout.sglang_client import open_session
 from mdapo.rollout.sglang_engine import SGLangEngine
-from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.rollout.sglang_servers import Address
+from mdapo.rollout.sglang_timing import Timing
 from mdapo.sync.disk import DiskTransport
 from mdapo.sync.memory import Occupation
 from mdapo.sync.push import Pusher

@@ -20,7 +20,8 @@ from mdapo.config.model_facts import require_facts
 from mdapo.errors import UserError
 from mdapo.rollout.engine import Completion, EngineError
 from mdapo.rollout.health import State
-from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.rollout.sglang_servers import Address
+from mdapo.rollout.sglang_timing import Timing
 from mdapo.sync.memory import Colocated
 
 from .engines import MODEL, QUICK, WEIGHTS, engine_over, is_right, request
@@ -620,5 +621,24 @@ def test_an_abort_ends_those_that_wait_for_their_groups_prompt_and_a_caller_that
             while one.running:
                 await asyncio.sleep(0.01)
             assert len(one.aborted) == 2
+
+    run(work())
+
+
+def test_a_server_that_never_answers_for_a_groups_prompt_costs_its_turns_one_attempt() -> None:
+    """Half of what a turn has: then another server has them, and this one answers for it."""
+
+    async def work() -> None:
+        timing = replace(QUICK, turn_s=6.0, attempt_s=3.0, abort_s=0.5)
+        async with (
+            HostileServer(lambda number: "silent") as mute,
+            HostileServer() as good,
+            engine_over([mute.url, good.url], timing=timing, share_prompts=True) as engine,
+        ):
+            asked = [request(i) for i in range(8)]  # two groups, a home each
+            found = await asyncio.gather(*map(engine.generate, asked))
+            assert all(map(is_right, asked, found))
+            assert mute.requests["/generate"] == 1
+            assert engine.fleet.servers[0].health.state is State.SUSPECT
 
     run(work())

@@ -6,14 +6,19 @@ import asyncio
 import json
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from mdapo.config.model_facts import ModelFacts
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
+from mdapo.rollout.sglang_options import ServerOptions
+from mdapo.rollout.sglang_server import Server, ServerFailed
+from mdapo.rollout.sglang_servers import Address
 from mdapo.sync.disk import DiskTransport
 from mdapo.sync.shared_memory import TensorTransport
+from mdapo.trainer import engines
 from mdapo.trainer.engines import open_engine
 
 from .hostile_server import KEY, VOCAB, HostileServer
@@ -82,5 +87,41 @@ def test_a_server_of_another_model_is_refused_and_nothing_stays_open(tmp_path: P
             own = asyncio.current_task()
             left = [t for t in asyncio.all_tasks() if t is not own and "HostileServer" not in repr(t)]
             assert not left, left
+
+    run(work())
+
+
+def test_a_restart_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start, one that fails too, gives a server another address than the engine knows."""
+
+    class Starts(Server):
+        problems = iter(["", "ended with exit code 1", "", ""])
+
+        def _spawn(self, port: int) -> None:
+            pass
+
+        async def _ready(self, port: int, end: float, deadline_s: float) -> str:
+            return next(self.problems)
+
+        def _said(self) -> str:
+            return ""
+
+    known: dict[str, Any] = {}
+
+    async def connect(config: Config, model: ModelFacts, addresses: list[Address], **given: Any) -> None:
+        known.update(given, address=addresses[0])
+
+    async def work() -> None:
+        options = cast("ServerOptions", None)
+        monkeypatch.setattr(engines, "_owned", lambda config, logs: [Starts(options, log=logs / "log")])
+        monkeypatch.setattr(engines, "connect", connect)
+        asked = config(tmp_path, "http://127.0.0.1:1")
+        own = asked.model_copy(update={"rollout": asked.rollout.model_copy(update={"urls": []})})
+        await open_engine(own, logs=tmp_path, say=lambda _: None)
+        with pytest.raises(ServerFailed):
+            await known["restart"](known["address"])
+        now = await known["restart"](known["address"])
+        assert now.url and now != known["address"]
+        assert await known["restart"](now) not in (now, known["address"])
 
     run(work())

@@ -32,8 +32,9 @@ from mdapo.rollout.health import HealthLimits
 from mdapo.rollout.sglang_client import open_session
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.sglang_server import Server
-from mdapo.rollout.sglang_servers import Address, Timing
+from mdapo.rollout.sglang_servers import Address
 from mdapo.rollout.sglang_servers import Server as Place
+from mdapo.rollout.sglang_timing import Timing
 from mdapo.sync.build import build_pusher
 from mdapo.sync.push import Pusher
 

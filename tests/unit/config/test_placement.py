@@ -71,6 +71,10 @@ def split(words: str) -> list[str]:
             "placement.groups=[{name: a}, {name: b, ids: [1, 2]}] placement.actor=a placement.rollout=b",
             "placement.groups: actor and servers overlap: one of them has no ids",
         ),
+        (
+            f"placement.groups=[{TRAIN}] placement.rollout=train",
+            "placement.groups: actor and servers overlap: one of them has no ids",
+        ),
         (f"{APART} rollout.tp=3", "rollout.tp: 3 does not divide the 2 devices of the servers; set 1 or 2"),
         (
             f"{APART} rollout.num_servers=3",
@@ -89,6 +93,7 @@ def split(words: str) -> list[str]:
         ),
         ("rollout.engine_args={tp: 2}", "rollout.engine_args.tp: is not to be given: set rollout.tp"),
         ("rollout.engine_args={host: 0.0.0.0}", "rollout.engine_args.host: is not to be given: servers listen on 127"),
+        ("rollout.engine_args={hos: 0.0.0.0}", "rollout.engine_args.hos: is not to be given: servers listen on 127"),
         ("rollout.engine_args={tokenizer-worker-num: 2}", "tokenizer-worker-num: is not to be given: SGLang checks no"),
         ("rollout.start_timeout_s=0.5", "rollout.start_timeout_s: must be at least 1"),
     ],
@@ -118,6 +123,10 @@ def test_two_groups_keep_actor_and_servers_apart(good: Path) -> None:
 def test_one_group_for_both_is_colocated_whatever_it_is_called(good: Path) -> None:
     same = f"placement.groups=[{TRAIN}] placement.actor=train placement.rollout=train"
     assert colocated(config_of(good, same))
+    unnamed = TRAIN.replace("train", "a").replace("device: cuda, ", "")
+    assert colocated(
+        config_of(good, f"placement.groups=[{TRAIN}, {unnamed}] placement.actor=a placement.rollout=train")
+    )
     mixed = "placement.groups=[{name: a, device: cuda, ids: [0]}, {name: b, device: cpu}] placement.actor=a"
     assert not colocated(config_of(good, f"{mixed} placement.rollout=b"))
 

@@ -219,7 +219,7 @@ def zipped() -> bytes:
         (reset, "no reply in 3 tries", 3),
         (raw(b'{"choices": [', **{"Content-Length": "500"}), "no reply in 3 tries", 3),
         (raw(f"wrong key {KEY}".encode(), "401 Unauthorized"), "status 401: 'wrong key <key>'", 1),
-        (raw(b"slow down", "429 Too Many"), "status 429", 1),
+        (raw(b"slow down", "429 Too Many"), "status 429", 3),
         (raw(b"", "302 Found", Location="http://127.0.0.1:1/"), "a redirect, which is not followed", 1),
         (raw(b"<html>", "200 OK"), "a reply that is not JSON: '<html>'", 1),
         (raw(b"", "200 OK"), "a reply that is not JSON: an empty reply", 1),
@@ -251,6 +251,28 @@ def test_a_server_that_fails_is_named_and_asked_again_only_where_that_may_help(
 def test_a_server_that_never_finishes_costs_one_deadline(serve: Callable[..., Server], behaviour: Behaviour) -> None:
     with pytest.raises(ApiError, match=r"no reply in 0\.5 s"):
         talk(serve(behaviour).url, timeout_s=0.5, retries=50)
+
+
+def test_too_many_calls_are_asked_again_and_not_before_the_endpoint_says(serve: Callable[..., Server]) -> None:
+    server = serve(raw(b"{}", "429 Too Many Requests", **{"Retry-After": "1"}), reply_of("Order 5."))
+    began = time.monotonic()
+    assert talk(server.url) == Observation((Message("user", "Order 5."),))
+    assert time.monotonic() - began >= 1.0
+
+
+def test_half_a_key_is_shown_no_more_than_a_whole_one(serve: Callable[..., Server]) -> None:
+    """It stands where the reply is cut for people."""
+    for before in range(120, 400, 7):
+        server = serve(raw(b"x" * before + KEY.encode(), "401 Unauthorized"))
+        with pytest.raises(ApiError) as caught:
+            talk(server.url, api_key_env="USER_KEY")
+        assert KEY[:6] not in str(caught.value)
+        server.close()
+
+
+def test_thoughts_that_are_cut_off_are_not_said(serve: Callable[..., Server]) -> None:
+    with pytest.raises(ValueError, match="said nothing"):
+        talk(serve(reply_of("<think>I am a customer, and my goal is")).url)
 
 
 def test_what_passes_is_asked_again(serve: Callable[..., Server]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdapo.data.chat import ChatFormat
-from mdapo.environments.tool_calls import CLOSE, MAX_CALLS, MAX_DEPTH, OPEN, BadCall, Call, calls_in
+from mdapo.environments.tool_calls import CLOSE, MAX_CALLS, MAX_DEPTH, OPEN, BadCall, Call, calls_in, outside_calls
 
 from ..data import templates as t
 
@@ -124,3 +124,17 @@ def test_ids_of_any_turn_stay_as_they_were_whatever_is_read_in_their_text(ids: l
 def test_a_turn_of_nothing_but_beginnings_is_not_read_to_its_end_each_time(body: str) -> None:
     found = calls_in((OPEN + body) * 20_000)
     assert len(found) <= MAX_CALLS + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("#### 4", "#### 4"),
+        ("<think>#### 4</think>no", "no"),
+        ("<think>#### 4", ""),
+        (f"a {call('f', x='#### 4')} b", "a  b"),
+        (f"{OPEN}#### 4{CLOSE} b", " b"),
+    ],
+)
+def test_what_a_turn_says_is_neither_thought_nor_call(text: str, said: str) -> None:
+    assert outside_calls(text) == said

@@ -9,7 +9,8 @@ import pytest
 
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
-from mdapo.rollout.sglang_servers import Address, Timing, external
+from mdapo.rollout.sglang_servers import Address, external
+from mdapo.rollout.sglang_timing import Timing
 
 URLS = ["http://a:1", "http://b:2"]
 

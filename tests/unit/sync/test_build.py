@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from recording import MODEL
+from recording import MODEL, RecordingServer, weights
 
 from mdapo.config.schema import Config
 from mdapo.device import Device
 from mdapo.errors import UserError
-from mdapo.sync.build import build_pusher, chosen_mode, own_address
+from mdapo.sync.build import build_pusher, chosen_mode, own_address, own_folder
 from mdapo.sync.disk import DiskTransport
 from mdapo.sync.distributed import DistributedTransport
 from mdapo.sync.shared_memory import TensorTransport
@@ -31,6 +32,23 @@ def test_each_mode_has_its_transport(mode: str, transport: type, tmp_path: Path)
         config(mode=mode), MODEL, device=Device("cpu"), servers_on="cpu", urls=[HERE], ranks=1, colocated=True
     )
     assert type(pusher.transport) is transport
+
+
+def test_what_else_lies_in_the_folder_of_weights_stays(tmp_path: Path) -> None:
+    """Runs that share it, of one name too, do not remove each other's weights, nor their user's."""
+    (tmp_path / "weights-of-mine").mkdir()
+    folders = []
+    for run in ("a", "b"):
+        asked = config(mode="disk", dir=str(tmp_path))
+        asked = asked.model_copy(update={"run": asked.run.model_copy(update={"dir": run})})
+        pusher = build_pusher(
+            asked, MODEL, device=Device("cpu"), servers_on="cpu", urls=[HERE], ranks=1, colocated=True
+        )
+        folders.append(own_folder(asked))
+        outcome = asyncio.run(pusher.push([RecordingServer()], weights(), 1))
+        assert not outcome.failed
+    assert sorted(tmp_path.iterdir()) == sorted([*folders, tmp_path / "weights-of-mine"])
+    assert all((folder / "weights-1").is_dir() for folder in folders)
 
 
 def test_servers_here_are_reached_from_the_loopback_and_get_shared_memory() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from recording import SHAPES, RecordingServer, weights
+from recording import MODEL, SHAPES, RecordingServer, weights
 from torch import Tensor
 
 from mdapo.rollout.engine import EngineError
-from mdapo.sync.verify import LAST, MOST_ELEMENTS, SAMPLED, TELLING, Expected, check
+from mdapo.sync.verify import LARGEST, LAST, MOST_ELEMENTS, SAMPLED, TELLING, Expected, check
 
 LLAMA = "LlamaForCausalLM"
 
@@ -52,10 +53,20 @@ def test_over_many_seeds_every_readable_weight_is_looked_at_and_those_that_tell_
     assert seen == SHAPES.keys() - {"model.embed_tokens.weight"} - fused_later
 
 
-def test_weights_that_a_server_would_write_out_whole_are_not_sampled() -> None:
-    shapes = {**SHAPES, "model.layers.1.self_attn.q_proj.weight": (MOST_ELEMENTS, 2)}
-    seen = set().union(*(Expected.choose(shapes, architecture=LLAMA, seed=seed).sampled for seed in range(40)))
-    assert "model.layers.1.self_attn.q_proj.weight" not in seen
+def test_of_the_weights_that_a_server_would_write_out_whole_one_is_sampled_and_no_giant() -> None:
+    large = {f"model.layers.{n}.mlp.down_proj.weight": (MOST_ELEMENTS, 2) for n in range(2)}
+    giant = {"model.layers.1.self_attn.q_proj.weight": (LARGEST, 2)}
+    samples = [
+        Expected.choose({**SHAPES, **large, **giant}, architecture=LLAMA, seed=seed).sampled for seed in range(40)
+    ]
+    assert {len(sampled & large.keys()) for sampled in samples} == {1}
+    assert set().union(*samples) >= large.keys() and not set().union(*samples) & giant.keys()
+
+
+def test_of_a_model_of_eight_billion_weights_matrices_are_read_back_and_not_its_norms_alone() -> None:
+    facts = replace(MODEL, architecture=LLAMA, layers=32, hidden=4096, ffn=14336, heads=32, kv_heads=8, vocab=128256)
+    sampled = Expected.choose(replace(facts, head_dim=128).weight_shapes(), architecture=LLAMA, seed=0).sampled
+    assert [name for name in sampled if "proj" in name]
 
 
 def test_of_a_model_class_that_gives_nothing_back_only_the_version_is_asked() -> None:

@@ -11,8 +11,10 @@ import torch.distributed as dist
 from recording import weights
 from torch import Tensor
 
+from mdapo.errors import StorageError, UserError
 from mdapo.rollout.engine import EngineError
 from mdapo.rollout.event_loop import EventLoop
+from mdapo.sync import weights as sync
 from mdapo.sync.push import Outcome
 from mdapo.sync.weights import sync_weights
 
@@ -65,6 +67,27 @@ def test_what_shared_a_failure_is_tried_once_more(group: None, plan: tuple[str, 
             sync_weights(actor, servers, version=1, loop=loop, pusher=servers)
     assert (actor.begun, actor.ended) == (passes, passes)
     assert servers.plan == []
+
+
+@pytest.mark.parametrize("error", [StorageError("the disk is full"), UserError("no such folder")])
+def test_what_people_can_mend_is_heard_by_every_rank(group: None, error: Exception) -> None:
+    """As a rank that has no engine hears it: by the word that rank 0 sends, not by an exception of its own."""
+
+    class Fails(Servers):
+        async def update_weights(self, stream: Any, version: int) -> None:
+            next(stream)
+            raise error
+
+    actor, said = Streams(), []
+    with closing(EventLoop()) as loop, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sync, "broadcast_bytes", lambda payload, group: said.append(payload) or payload)
+        with pytest.raises(type(error), match=str(error)):
+            sync_weights(actor, Fails(), version=1, loop=loop)
+        assert actor.ended == 1
+        patch.setattr(sync, "broadcast_bytes", lambda payload, group: said[0])
+        with pytest.raises(type(error), match=str(error)):
+            sync_weights(actor, None, version=1, loop=None)
+    assert actor.ended == 2
 
 
 def test_an_error_of_ours_still_lets_the_other_ranks_finish_their_part(group: None) -> None:
