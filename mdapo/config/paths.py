@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+MAX_KEY = 4096  # bytes of a file with an API key
+
 
 def why_no_file(path: str | Path) -> str:
     """Why this is no regular file that can be read; empty when it is one."""
@@ -18,6 +20,25 @@ def why_no_file(path: str | Path) -> str:
     if not stat.S_ISREG(mode):
         return "cannot be read: not a regular file (a pipe or device?)"
     return "" if os.access(path, os.R_OK) else "cannot be read: permission denied"
+
+
+def key_in(path: str | Path) -> tuple[str, str]:
+    """The API key that a file holds, and why it cannot be used; one of them is empty."""
+    if why := why_no_file(path):
+        return "", why
+    try:
+        with Path(path).open("rb") as file:
+            mode, said = os.fstat(file.fileno()).st_mode, file.read(MAX_KEY + 1)
+    except OSError as error:
+        return "", f"cannot be read: {(error.strerror or str(error)).lower()}"
+    if mode & 0o077:
+        return "", f"others may read it; chmod 600 {path}"
+    key = said.strip()
+    if not key:
+        return "", "is empty"
+    if len(said) > MAX_KEY or not all(0x20 < byte < 0x7F for byte in key):
+        return "", "is not a key: printable ASCII without spaces, on one line"
+    return key.decode("ascii"), ""
 
 
 def why_no_folder(path: str | Path) -> str:

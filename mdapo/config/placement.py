@@ -41,10 +41,7 @@ def placement_rules(config: Config) -> Iterator[Problem]:
     kinds = (group.device for group in (server_group(config), actor_group(config)) if group is not None)
     yield from sharing_problems(config, next((kind for kind in kinds if kind is not None), None))
     for name in config.rollout.engine_args:
-        given = name.replace("_", "-").lower()
-        # SGLang takes an option's beginning for it, as argparse does
-        if (meant := next((own for own in OWN_OPTIONS if own.startswith(given)), None)) is not None:
-            why = OWN_OPTIONS.get(given, OWN_OPTIONS[meant])
+        if (why := OWN_OPTIONS.get(name.replace("_", "-").lower())) is not None:
             yield Problem(f"rollout.engine_args.{name}", f"is not to be given: {why}")
 
 

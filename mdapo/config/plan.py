@@ -11,7 +11,7 @@ from typing import Literal
 from mdapo.config.load import Loaded
 from mdapo.config.memory import Memory, estimate
 from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
-from mdapo.config.paths import why_no_file, why_no_folder
+from mdapo.config.paths import key_in, why_no_file, why_no_folder
 from mdapo.config.placement import rank_problems, server_python_problems
 from mdapo.config.problems import Problem, either, lines
 from mdapo.config.rules import MOST_GROUPS, longest_sequence
@@ -125,8 +125,10 @@ def file_problems(config: Config) -> list[Problem]:
     else:
         problems += _data_files("data.train_files", config.data.train_files)
         key_file = config.rollout.key_file
-        if key_file is not None and (why := why_no_file(key_file)):
+        if key_file is not None and (why := key_in(key_file)[1]):
             problems.append(Problem("rollout.key_file", f"{why}: {key_file}"))
+        if config.sync.dir is not None and Path(config.sync.dir).exists() and (why := why_no_folder(config.sync.dir)):
+            problems.append(Problem("sync.dir", f"{why}: {config.sync.dir}"))
         problems += server_python_problems(config)
     return [*problems, *_data_files("data.val_files", config.data.val_files)]
 

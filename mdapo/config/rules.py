@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mdapo.config.placement import placement_rules
 from mdapo.config.problems import Problem, either
@@ -133,8 +134,8 @@ def _rollout(config: Config) -> Iterator[Problem]:
         for key in ("router", "key_file"):
             if getattr(rollout, key) is not None:
                 yield Problem(f"rollout.{key}", "is for the servers of rollout.urls, which is empty", ("rollout.urls",))
-    if rollout.router is not None and not _URL.fullmatch(rollout.router):
-        yield Problem("rollout.router", f"must look like http://host:port, not {rollout.router!r}")
+    if rollout.router is not None and (why := _why_no_url(rollout.router)):
+        yield Problem("rollout.router", why)
     if 0.0 < rollout.val.temperature < MIN_TEMPERATURE:
         text = f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, not {rollout.val.temperature:g}"
         yield Problem("rollout.val.temperature", text)
@@ -143,8 +144,21 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem("rollout.engine_args", text, ("rollout.urls",))
     yield from _ahead(config)
     for i, url in enumerate(rollout.urls):
-        if not _URL.fullmatch(url):
-            yield Problem(f"rollout.urls.{i}", f"must look like http://host:port, not {url!r}", ("rollout.urls",))
+        if why := _why_no_url(url):
+            yield Problem(f"rollout.urls.{i}", why, ("rollout.urls",))
+        elif url.rstrip("/") in (other.rstrip("/") for other in rollout.urls[:i]):
+            yield Problem(f"rollout.urls.{i}", f"{url} is there twice", ("rollout.urls",))
+
+
+def _why_no_url(url: str) -> str:
+    """Empty when it is one of a server."""
+    if "@" in url:
+        return "must not hold a user name or password; a key goes into rollout.key_file"
+    try:
+        fits = bool(_URL.fullmatch(url)) and urlsplit(url).port != 0
+    except ValueError:  # a port beyond 65535, or none
+        fits = False
+    return "" if fits else f"must look like http://host:port, not {url!r}"
 
 
 def _ahead(config: Config) -> Iterator[Problem]:

@@ -141,7 +141,7 @@ class ChatApi:
             value = value[step]
         if not isinstance(value, str):
             raise ApiError(f"a reply whose content is no text: {self._shown(body)}")
-        return value
+        return self._safe(value)
 
 
 async def _bounded(reply: aiohttp.ClientResponse) -> bytes:

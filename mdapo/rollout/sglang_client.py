@@ -34,6 +34,7 @@ COMPLETION_BODY, TOKEN_BODY = MIB, 1024  # of a completion, and of each of its t
 CONTROL_S = 30.0  # what is neither tokens nor weights
 # Less than the 5 s after which SGLang closes an idle connection: none is used that is about to close.
 KEEP_ALIVE_S = 2.0
+OPTIONS = "/server_info"  # with the key among them
 SECRET = 16  # characters from which on a key is not found in an answer by chance
 SEED_MASK = (1 << 63) - 1  # the server keeps seeds as int64
 _URL = re.compile(r"https?://[^/@?#\s]+")
@@ -168,7 +169,7 @@ class Client:
 
     async def info(self, *, deadline_s: float = CONTROL_S) -> ServerInfo:
         model = await self._json("GET", "/model_info", None, deadline_s=deadline_s)
-        server = await self._json("GET", "/server_info", None, deadline_s=deadline_s)
+        server = await self._json("GET", OPTIONS, None, deadline_s=deadline_s)
         try:
             return ServerInfo(
                 started_from=str(server["model_path"]),
@@ -205,6 +206,8 @@ class Client:
         kind, raw = await self._exchange(method, path, body, deadline_s=deadline_s, max_body=max_body)
         if not raw:
             return None
+        if path != OPTIONS and len(self._key) >= SECRET and self._key.encode() in raw:  # which could get into a text
+            raise BadReply(f"{self.url}{path}: an answer with the API key in it, which is not used")
         if kind != "application/json":
             raise BadReply(f"{self.url}{path}: {shortened(self._clean(kind), limit=40)!r} instead of JSON")
         with self._naming(path):
@@ -238,8 +241,6 @@ class Client:
             raise Unavailable(f"{where}: {shortened(self._clean(text))}") from None
         if status != 200:
             raise self._failure(where, status, raw)
-        if len(self._key) >= SECRET and self._key.encode() in raw:  # else it might stand in a message, or half of it
-            raise BadReply(f"{where}: an answer with the API key in it; it is not used")
         return kind, raw
 
     def _failure(self, where: str, status: int, raw: bytes) -> Unavailable | BadReply | Refused:

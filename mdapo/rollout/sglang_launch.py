@@ -7,6 +7,8 @@ on the machine can read, and writes all its options to its log.
 
 from __future__ import annotations
 
+import argparse
+import functools
 import os
 import sys
 from typing import Any
@@ -39,6 +41,9 @@ def main() -> None:
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    # "--hos" for "--host" would get round what mdapo looks for in rollout.engine_args
+    parser = argparse.ArgumentParser
+    parser.__init__ = functools.partialmethod(parser.__init__, allow_abbrev=False)  # type: ignore[method-assign]
     options = prepare_server_args(sys.argv[1:])
     options.api_key = HiddenKey(key)
     try:

@@ -8,9 +8,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mdapo.config.paths import key_in
 from mdapo.config.schema import Config
 from mdapo.errors import UserError, shortened
 from mdapo.rollout.engine import Completion, EngineError
@@ -44,17 +44,9 @@ def external(config: Config) -> tuple[list[Address], Address | None]:
     """The servers of ``rollout.urls``, and the router before them. ``UserError``: a key file that cannot be used."""
     rollout, key = config.rollout, ""
     if rollout.key_file is not None:
-        file = Path(rollout.key_file)
-        try:
-            mode, key = file.stat().st_mode, file.read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise UserError(f"rollout.key_file={file}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError:
-            raise UserError(f"rollout.key_file={file}: is not a key: it is not ASCII text") from None
-        if mode & 0o077:
-            raise UserError(f"rollout.key_file={file}: others may read it; chmod 600 {file}")
-        if not key:
-            raise UserError(f"rollout.key_file={file}: is empty")
+        key, why = key_in(rollout.key_file)
+        if why:
+            raise UserError(f"rollout.key_file={rollout.key_file}: {why}")
     router = None if rollout.router is None else Address(rollout.router, key)
     return [Address(url, key) for url in rollout.urls], router
 

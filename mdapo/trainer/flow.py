@@ -155,11 +155,11 @@ class Trainer:
             try:
                 result = work()
             except SHARED_ERRORS as error:
-                found = {"kind": type(error).__name__, "message": str(error)}
+                kind = next(i for i, kind in enumerate(SHARED_ERRORS) if isinstance(error, kind))
+                found = {"kind": kind, "message": str(error)}
         found = self.agree(found)
-        for kind in SHARED_ERRORS:
-            if found.get("kind") == kind.__name__:
-                raise kind(found["message"])
+        if found:
+            raise SHARED_ERRORS[found["kind"]](found["message"])
         return result
 
     def collect(self) -> Collected | None:

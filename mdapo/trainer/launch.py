@@ -118,9 +118,10 @@ def launch(config_path: str, overrides: Sequence[str], *, nproc: int, flags: Seq
         ]
         # Ranks on one machine take turns (a waiting one lends its cores to the engine): idle threads must not spin.
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+        alone = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}  # they speak to each other only
         # Torch reads files of its own in the locale's encoding, which they are not in; what is shown stays in it.
         encodings = {"PYTHONUTF8": "1", "PYTHONIOENCODING": f"{sys.stdout.encoding}:backslashreplace"}
-        environment = {**threads, **os.environ, **encodings, OUTCOME_ENV: outcomes}
+        environment = {**threads, **alone, **os.environ, **encodings, OUTCOME_ENV: outcomes}
         process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die_with_parent)
         code, asked = supervise(process)
         return report(code, Path(outcomes), ranks=nproc, asked=asked)

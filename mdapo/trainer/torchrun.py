@@ -5,13 +5,23 @@ How each failed rank left goes into a file for the launcher: a rank that exits b
 
 from __future__ import annotations
 
+import functools
 import logging
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mdapo.errors import EXIT_INTERRUPTED
 from mdapo.trainer.launch import write_exits
 from mdapo.trainer.signals import exit_on_signal
+
+
+def loopback_store(make: Callable[..., Any], host: str, port: int, *given: Any, **more: Any) -> Any:
+    """The store where ranks meet. Torch's listens on every address, and asks nobody who he is; the ranks of ``mdapo
+    train`` are on this machine, and so it listens on the loopback's alone."""
+    listening = socket.create_server((host, port))
+    return make(host, port, *given, **more, master_listen_fd=listening.detach())
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,8 +29,10 @@ def main(arguments: Sequence[str]) -> int:
     exit_on_signal(lambda: None)  # torch takes seconds to import; its own handlers come with the ranks
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
     from torch.distributed.run import main as torchrun
 
+    static_tcp_rendezvous.TCPStore = functools.partial(loopback_store, static_tcp_rendezvous.TCPStore)
     logging.disable(logging.WARNING)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:

@@ -26,6 +26,12 @@ def mapped(process: psutil.Process) -> str:
         return ""
 
 
+def listening(command: Command) -> set[str]:
+    """The addresses at which its processes wait for others."""
+    found = (connection for p in command.family for connection in p.net_connections())
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
@@ -34,9 +40,10 @@ def test_a_signal_ends_a_run_whose_environment_hangs(material: Material, tmp_pat
     plugin = {"name": f"{Path(__file__).with_name('plugin.py')}:Hangs", "args": {"where": where}}
     noticed, temporary = tmp_path / "noticed", tmp_path / "temporary"
     temporary.mkdir()
-    command = ("train", str(material.config), f"run.dir={tmp_path}", f"environment={json.dumps(plugin)}")
-    running = Command(*command, SLOW=str(noticed), TMPDIR=str(temporary))
+    keys = (f"run.dir={tmp_path}", f"environment={json.dumps(plugin)}", "parallel.data=2")
+    running = Command("train", str(material.config), *keys, SLOW=str(noticed), TMPDIR=str(temporary))
     wait_for(noticed.exists)
+    assert listening(running) == {"127.0.0.1"}, "torch's store and gloo ask nobody who he is"
     running.process.send_signal(signal.SIGTERM)
     done = running.wait(deadline_s=60.0)
     assert done.code == 75 and "stopped on a signal; the same command resumes" in done.err, (done.out, done.err)

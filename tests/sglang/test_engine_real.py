@@ -269,7 +269,8 @@ def test_what_a_server_is_is_checked_before_a_run(server: Server) -> None:
 
     async def work(engine: SGLangEngine) -> None:
         client = engine.fleet.servers[0].client
-        await client.pause()  # as a run leaves it that is killed while it brings weights
+        # as a run leaves it that is killed while it brings weights
+        await client.post("/pause_generation", {"mode": "abort"}, deadline_s=30.0)
         await engine.check(max_context=CONTEXT - 6, model=facts)
         assert f"contexts of {CONTEXT - 6} tokens" in engine.description
         with pytest.raises(UserError) as caught:

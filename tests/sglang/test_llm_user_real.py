@@ -25,6 +25,7 @@ DIALOGUES = 4
 @pytest.fixture
 def key_file(server: Server, tmp_path: Path) -> Path:
     (tmp_path / "key").write_text(server.key)
+    (tmp_path / "key").chmod(0o600)
     return tmp_path / "key"
 
 
@@ -63,6 +64,7 @@ def test_users_of_many_dialogues_talk_at_the_same_time(server: Server, key_file:
 
 def test_a_wrong_key_is_told_without_it(server: Server, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("sk-wrong-key")
+    (tmp_path / "wrong").chmod(0o600)
     made = users(server.url, api_key_file=str(tmp_path / "wrong"), retries=5)
     env: Any = made(PROMPT, seed=0)
     with pytest.raises(ApiError, match="status 401") as caught:

@@ -27,6 +27,7 @@ from .conftest import START_S
 from .stage import PROMPT, lives, processes, scheduler, traces, until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(2400)]
+WITH_WEIGHTS = 900 << 20  # bytes that only a scheduler has
 OWNER = """
 import asyncio, json, sys, time
 from pathlib import Path
@@ -103,12 +104,12 @@ def test_it_listens_on_loopback_only(server: Server) -> None:
 
 
 def test_an_option_that_sglang_does_not_know_is_named(options: ServerOptions, tmp_path: Path) -> None:
-    wrong = Server(replace(options, engine_args={"no_such_option": 5}), log=tmp_path / "log")
-    with pytest.raises(ServerFailed) as error:
-        asyncio.run(wrong.start(START_S))
-    assert str(error.value) == (
-        "rollout.engine_args: SGLang refuses an option: unrecognized arguments: --no-such-option 5"
-    )
+    """So is the beginning of one that mdapo gives itself, which else would open the server to every address."""
+    for given, said in (("no_such_option", "--no-such-option 5"), ("hos", "--hos 5")):
+        wrong = Server(replace(options, engine_args={given: 5}), log=tmp_path / "log")
+        with pytest.raises(ServerFailed) as error:
+            asyncio.run(wrong.start(START_S))
+        assert str(error.value) == f"rollout.engine_args: SGLang refuses an option: unrecognized arguments: {said}"
 
 
 def test_a_wrong_model_is_told_with_the_logs_reason(options: ServerOptions, tmp_path: Path) -> None:
@@ -145,6 +146,7 @@ def test_a_server_that_dies_while_it_starts_is_told_with_the_end_of_its_log(
     async def work() -> list[int]:
         starting = asyncio.ensure_future(server.start(START_S))
         await until(lambda: server._guard is not None and len(processes(server)) >= 3)
+        await until(lambda: scheduler(server).memory_info().rss > WITH_WEIGHTS)  # till then all are of one size
         pids = [process.pid for process in processes(server)]
         scheduler(server).kill()
         with pytest.raises(ServerFailed) as error:

@@ -79,7 +79,8 @@ def test_every_step_trains_on_the_weights_of_the_one_before(
         assert row["sync/logprob_gap"] <= 1e-4
         assert (row["sync/servers"], row["sync/failed"]) == (1, 0)
         assert row["sync/bytes"] == rows[0]["sync/bytes"] > 0
-        assert row["engine/turns"] > 0 and row["engine/retries"] == 0
+        assert row["engine/retries"] == 0
+    assert sum(row["engine/turns"] > 0 for row in rows) >= 2  # a partial step may find its batch complete
 
 
 def test_an_asynchronous_run_is_stopped_by_a_signal_and_goes_on(
@@ -103,3 +104,11 @@ def test_an_asynchronous_run_is_stopped_by_a_signal_and_goes_on(
     assert done.code == 0, (done.err, done.out, runs.said)
     is_sound(runs.run)
     assert any(row["rollout/staleness"] > 0 for row in metrics(runs.run))
+
+
+def test_a_server_that_does_not_start_is_one_message(material: Material, sglang_python: str, tmp_path: Path) -> None:
+    runs = Runs(material, sglang_python, tmp_path, "rollout.engine_args={nonsense-option: 5}")
+    done = runs.finish(runs.start())
+    assert done.code == 2, (done.out, done.err)
+    assert "rollout.engine_args: SGLang refuses an option" in done.err and "nonsense" in done.err
+    assert "Traceback" not in done.err

@@ -271,7 +271,7 @@ def test_secrets_are_not_written(good: Path) -> None:
     assert "tokenizer_mode: slow" in shown
     assert "max_total_tokens: 5" in shown
     assert "prompt_key: prompt" in shown
-    shown = load(good, ["rollout.engine=sglang", "rollout.urls=['http://me:hide-me@host:1']"]).resolved_yaml()
+    shown = load(good, ["environment={name: x, args: {base_url: 'http://me:hide-me@host:1'}}"]).resolved_yaml()
     assert "http://<redacted>@host:1" in shown
 
 

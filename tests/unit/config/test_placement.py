@@ -93,7 +93,6 @@ def split(words: str) -> list[str]:
         ),
         ("rollout.engine_args={tp: 2}", "rollout.engine_args.tp: is not to be given: set rollout.tp"),
         ("rollout.engine_args={host: 0.0.0.0}", "rollout.engine_args.host: is not to be given: servers listen on 127"),
-        ("rollout.engine_args={hos: 0.0.0.0}", "rollout.engine_args.hos: is not to be given: servers listen on 127"),
         ("rollout.engine_args={tokenizer-worker-num: 2}", "tokenizer-worker-num: is not to be given: SGLang checks no"),
         ("rollout.start_timeout_s=0.5", "rollout.start_timeout_s: must be at least 1"),
     ],

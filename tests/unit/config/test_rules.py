@@ -47,6 +47,9 @@ def good(tmp_path: Path) -> Path:
         ("rollout.urls=['http://h:1']", "rollout.urls: are for rollout.engine=sglang"),
         ("rollout.engine_args={a: 1}", "rollout.engine_args: are SGLang's options; the local engine has none"),
         ("rollout.engine=sglang rollout.dtype=float32", "rollout.dtype: is for the local engine"),
+        ("rollout.engine=sglang rollout.urls=['http://h:99999']", "rollout.urls.0: must look like http://host:port"),
+        ("rollout.engine=sglang rollout.urls=['http://u:p@h:1']", "rollout.urls.0: must not hold a user name or"),
+        ("rollout.engine=sglang rollout.urls=['http://h:1','http://h:1/']", "rollout.urls.1: http://h:1/ is there"),
         ("rollout.engine=sglang rollout.urls=[host:1]", "rollout.urls.0: must look like http://host:port"),
         ("rollout.engine=sglang rollout.urls=['http://h:1'] rollout.engine_args={a: 1}", "rollout.engine_args: are"),
         (

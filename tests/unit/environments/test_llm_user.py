@@ -357,6 +357,7 @@ def test_arguments_that_cannot_be_used_are_named(args: dict[str, Any], why: str)
 def test_a_key_comes_from_a_file_and_is_in_no_text(tmp_path: Path, serve: Callable[..., Server]) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
     server = serve(reply_of("Yes."))
     talk(server.url, api_key_file=str(file))
     assert f"Bearer {KEY}" in server.heads[0]
@@ -365,6 +366,9 @@ def test_a_key_comes_from_a_file_and_is_in_no_text(tmp_path: Path, serve: Callab
     with pytest.raises(UserError, match="printable ASCII") as caught:
         talk(server.url, api_key_file=str(file))
     assert "two words" not in str(caught.value)
+    file.chmod(0o644)
+    with pytest.raises(UserError, match="others may read it"):
+        talk(server.url, api_key_file=str(file))
 
 
 def test_rows_without_the_users_first_words_are_refused() -> None:

@@ -42,10 +42,12 @@ def test_without_a_key_file_there_is_no_key() -> None:
 @pytest.mark.parametrize(
     ("content", "mode", "says"),
     [
-        (None, 0o600, "cannot be read: No such file"),
+        (None, 0o600, "no such file"),
         (b"k", 0o640, "others may read it; chmod 600"),
         (b"\n", 0o600, "is empty"),
-        ("schlüssel".encode(), 0o600, "not ASCII"),
+        ("schlüssel".encode(), 0o600, "is not a key: printable ASCII"),
+        (b"two words", 0o600, "is not a key: printable ASCII"),
+        (b"k" * 5000, 0o600, "is not a key: printable ASCII"),
     ],
 )
 def test_a_key_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | None, mode: int, says: str) -> None:
