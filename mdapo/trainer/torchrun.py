@@ -32,7 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
     from torch.distributed.run import main as torchrun
 
-    static_tcp_rendezvous.TCPStore = functools.partial(loopback_store, static_tcp_rendezvous.TCPStore)
+    make = functools.partial(loopback_store, static_tcp_rendezvous.TCPStore)
+    static_tcp_rendezvous.TCPStore = make  # type: ignore[bad-assignment]
     logging.disable(logging.WARNING)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
