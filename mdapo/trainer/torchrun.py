@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed.run import main as torchrun
 
     make = functools.partial(loopback_store, static_tcp_rendezvous.TCPStore)
-    static_tcp_rendezvous.TCPStore = make  # type: ignore[bad-assignment]
+    static_tcp_rendezvous.TCPStore = make  # pyrefly: ignore
     logging.disable(logging.WARNING)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
