@@ -115,6 +115,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the engine and the reward processes, leave the run folder and the process group."""
+        self.stop.leaving = True
         with ExitStack() as last_first:
             last_first.callback(ranks.destroy)
             for part in (self.loop, self.journal, self.rollout):

@@ -18,10 +18,14 @@ class Interrupted(RuntimeError):
 
 
 class StopSignal:
-    """Set once a signal came. ``on_stop`` is called in the handler (rank 0 cancels the rollout with it)."""
+    """Set once a signal came. ``on_stop`` is called in the handler (rank 0 cancels the rollout with it).
+
+    ``leaving``: signals change nothing any more. As soon as one rank has left, torchrun tells the others to; the one
+    that is ending its servers then takes a few seconds more (what hangs is killed).
+    """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.leaving = False
         self.on_stop: Callable[[], object] | None = None
 
     def install(self) -> None:
@@ -30,6 +34,8 @@ class StopSignal:
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         leave_terminal(signum)
+        if self.leaving:
+            return
         if self.requested:
             os._exit(EXIT_INTERRUPTED)
         self.requested = True

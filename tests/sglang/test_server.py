@@ -21,6 +21,7 @@ import pytest
 
 from mdapo.rollout import sglang_server
 from mdapo.rollout.sglang_options import ServerOptions
+from mdapo.rollout.sglang_guard import LOOK_S
 from mdapo.rollout.sglang_server import Server, ServerFailed
 
 from .conftest import START_S
@@ -147,6 +148,7 @@ def test_a_server_that_dies_while_it_starts_is_told_with_the_end_of_its_log(
         starting = asyncio.ensure_future(server.start(START_S))
         await until(lambda: server._guard is not None and len(processes(server)) >= 3)
         await until(lambda: scheduler(server).memory_info().rss > WITH_WEIGHTS)  # till then all are of one size
+        await asyncio.sleep(1.5 * LOOK_S)  # what was made in the guard's last second of sight may stay
         pids = [process.pid for process in processes(server)]
         scheduler(server).kill()
         with pytest.raises(ServerFailed) as error:
