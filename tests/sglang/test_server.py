@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from mdapo.rollout import sglang_server
-from mdapo.rollout.sglang_options import ServerOptions
 from mdapo.rollout.sglang_guard import LOOK_S
+from mdapo.rollout.sglang_options import ServerOptions
 from mdapo.rollout.sglang_server import Server, ServerFailed
 
 from .conftest import START_S
