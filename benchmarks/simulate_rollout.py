@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import NormalDist
 
 from simulated import SimulatedEngine, simulated
@@ -214,6 +216,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=World.groups)
     parser.add_argument("--slots", type=int, default=World.slots)
     parser.add_argument("--sigma", type=float, default=World.sigma)
+    parser.add_argument("--out", type=Path, help="the same as CSV")
     given = parser.parse_args()
     found: dict[tuple[str, int, float], list[Found]] = {variant: [] for variant in VARIANTS}
     for seed in range(given.seeds):
@@ -233,14 +236,22 @@ def main() -> None:
     print("| mode | max_staleness | over_sampling | step, s | waits for groups, s | faster than sync (least of seeds) |"
           " staleness of groups, of tokens, largest | too old a step | mean tokens of an answer |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|")
-    plain = [f.step_s for f in found[VARIANTS[0]]]
+    plain, rows = [f.step_s for f in found[VARIANTS[0]]], []
     for (mode, max_staleness, over_sampling), results in found.items():
         gains = [base / f.step_s for base, f in zip(plain, results, strict=True)]
         of = {name: statistics.fmean(getattr(f, name) for f in results) for name in vars(results[0])}
         gain, ages = f"{statistics.median(gains):.2f} ({min(gains):.2f})", ("staleness", "staleness_tokens")
         cells = [mode, f"{max_staleness}", f"{over_sampling:g}", f"{of['step_s']:.0f}", f"{of['collect_s']:.0f}", gain]
         cells += [", ".join([*(f"{of[name]:.2f}" for name in ages), f"{of['staleness_max']:.0f}"])]
-        print("|", " | ".join([*cells, f"{of['dropped_stale']:.2f}", f"{of['length']:.0f}"]), "|")
+        print("|", " | ".join([*cells, f"{of['dropped_stale']:.2f}", f"{of['length']:.0f}"]), "|", flush=True)
+        key = {"mode": mode, "max_staleness": max_staleness, "over_sampling": over_sampling, "seeds": given.seeds}
+        fast = {"faster_median": statistics.median(gains), "faster_least": min(gains)}
+        rows.append({**key, **{name: f"{value:.4g}" for name, value in (fast | of).items()}})
+    if given.out is not None:
+        with given.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

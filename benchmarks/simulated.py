@@ -67,7 +67,7 @@ class SimulatedEngine:
 
     def __init__(self, turn: Callable[[Request], list[int]], *, slots: int, token_s: float) -> None:
         self.turn, self.slots, self.token_s = turn, slots, token_s
-        self.version = 0
+        self.version, self.lost = 0, ""
         self.busy_s = 0.0  # of all slots together
         self._waiting: deque[_Job] = deque()
         self._running: set[_Job] = set()

@@ -106,6 +106,7 @@ class AheadBatch(DynamicBatch):
         self._begin(room, self.talks.engine.version, self._books)
 
     def _on_scored(self, begun: Begun) -> None:
+        self._raise_if_lost()
         self._running.take([begun])
         self._judge(begun.group, self._books)
         wave, books = self._wave, self._books

@@ -20,7 +20,7 @@ from mdapo.environments.aside import Aside
 from mdapo.environments.base import EnvironmentFactory
 from mdapo.errors import NothingLearnableError, UserError
 from mdapo.rollout.conversations import Conversations, Rewards
-from mdapo.rollout.engine import Engine, SamplingParams
+from mdapo.rollout.engine import Engine, EngineError, SamplingParams
 from mdapo.rollout.episode import Chat
 from mdapo.rollout.ledger import STALE, SURPLUS, Ledger, reasons
 from mdapo.rollout.partial import Pacing
@@ -100,7 +100,8 @@ class DynamicBatch:
 
         Never endless: at most ``max_num_gen_batches`` rounds, then as ``on_limit`` says (``skip`` keeps the groups in
         hand for the next step). Raises ``NothingLearnableError`` with ``stop``, ``UserError`` when too many rewards
-        failed or every conversation did. Groups kept so far survive both, and cancellation: they open the next step.
+        failed or every conversation did, ``EngineError`` when no conversation can be had any more. Groups kept so far
+        survive all of it, and cancellation: they open the next step.
         """
         cfg, target = self.config.algorithm.filter_groups, self.config.data.train_prompt_bsz
         self.talks.failures.clear()
@@ -115,6 +116,7 @@ class DynamicBatch:
             if not asked:
                 break
             ledger.rounds += 1
+            self._raise_if_lost()  # its failures say nothing of their prompts
             for group in groups:
                 self._judge(group, ledger)
             if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
@@ -137,6 +139,7 @@ class DynamicBatch:
         sampling = SamplingParams(1, temperature=val.temperature, top_p=val.top_p)
         names, version = [f"val/{p.uid}" for p in prompts], self.talks.engine.version
         groups = await self.talks.groups(prompts, names, n=val.n, sampling=sampling, version=version)
+        self._raise_if_lost()
         return [episode for group in groups for episode in group.episodes]
 
     def trained(self, collected: Collected) -> None:
@@ -155,6 +158,10 @@ class DynamicBatch:
 
     def told(self) -> list[str]:
         return self.talks.told()
+
+    def _raise_if_lost(self) -> None:
+        if why := self.talks.engine.lost:
+            raise EngineError(why)
 
     def _raise_if_all_failed(self, ledger: Ledger) -> None:
         if ledger.episodes and all(episode.end == "error" for episode in ledger.episodes):

@@ -57,6 +57,11 @@ class Engine(Protocol):
         """One line for the start of a run: what was chosen."""
         ...
 
+    @property
+    def lost(self) -> str:
+        """Why no answer can be had any more, or not before new weights; empty while there may be one."""
+        ...
+
     async def generate(self, request: Request) -> Completion:
         """Raise ``EngineError`` when no answer can be had within the engine's deadline."""
         ...

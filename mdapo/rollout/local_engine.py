@@ -93,6 +93,10 @@ class LocalEngine:
             f"{self._slots.count} dialogues x {self.max_context} tokens"
         )
 
+    @property
+    def lost(self) -> str:
+        return self._broken
+
     async def generate(self, request: Request) -> Completion:
         """One turn. ``EngineError`` when it cannot fit the context, the engine is closed or its weights are broken."""
         room = self.max_context - len(request.ids)

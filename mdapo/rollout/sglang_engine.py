@@ -105,6 +105,13 @@ class SGLangEngine:
         return self.fleet.version
 
     @property
+    def lost(self) -> str:
+        down_s = 0.0 if self._down_since is None else self.clock() - self._down_since
+        if self.fleet.serving or (self.fleet.hope and down_s < self.timing.down_s):
+            return ""
+        return f"no server can answer: {self.fleet.causes()}"
+
+    @property
     def description(self) -> str:
         """One line for the start of a run; what ``check`` has learnt is in it."""
         urls = ", ".join(server.url for server in self.fleet.servers)

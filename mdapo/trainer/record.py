@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mdapo.types import Group
 
 
+ODD_GAP = 0.5  # nats a token, before anything was learned; bfloat16 makes 0.03 to 0.05 of it
+
+
 @dataclass
 class StepRecord:
     """``groups`` is what was trained on (rank 0 only)."""
@@ -88,4 +91,10 @@ def first_step_health(metrics: Mapping[str, float]) -> str:
         "clipped high": "actor/clip_high",
     }
     shown = [f"{label} {metrics[name]:.3g}" for label, name in wanted.items() if name in metrics]
-    return "first step: " + (", ".join(shown) or "no update")
+    line = "first step: " + (", ".join(shown) or "no update")
+    if metrics.get("actor/rollout_logp_gap", 0.0) > ODD_GAP:
+        line += (
+            f"\nWARNING: rounding alone makes a log-prob gap of less than {ODD_GAP}: engine and actor seem to compute "
+            "differently (another model, its scaling, weights that did not arrive); sync.check=true stops such a run"
+        )
+    return line

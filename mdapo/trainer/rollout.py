@@ -119,14 +119,14 @@ class LiveRollout:
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
         if self.config.rollout.mode != "async":  # there, a step takes what there is at any time
             self._boundary = self.loop.run(self.batch.held())
-        collected = self._run(self.batch.collect(version), stop)
+        collected = self._tokens(self.batch.collect(version), stop)
         return replace(collected, stats={**collected.stats, **self.opened.engine.metrics()})
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
         """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, on validation prompts."""
         if not self.val:
             return {}
-        episodes = self._run(self.batch.evaluate(self.val), stop)
+        episodes = self._tokens(self.batch.evaluate(self.val), stop)
         failures = self.rewards.end_evaluation()
         self.journal.note_evaluation(step, episodes)
         found = evaluation(episodes, failures, broken=self.batch.told())
@@ -206,6 +206,13 @@ class LiveRollout:
             last_first.callback(self.calls.close)
             last_first.callback(self.rewards.close)
             last_first.callback(lambda: self.loop.run(self.batch.close()))  # while what its conversations use is there
+
+    def _tokens(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
+        """``_run``, and ``Interrupted`` where the engine has no answers any more: what was whole before is saved."""
+        try:
+            return self._run(work, stop)
+        except EngineError as error:
+            raise Interrupted(f"the engine is lost: {error}; the same command resumes") from error
 
     def _run(self, work: Coroutine[Any, Any, T], stop: StopSignal) -> T:
         """Run in the event loop; a signal cancels it, and what was under way is forgotten (its prompts come again)."""

@@ -17,6 +17,7 @@ from mdapo.data.prompts import PromptStream
 from mdapo.environments.base import Observation
 from mdapo.errors import UserError
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch
+from mdapo.rollout.engine import EngineError
 from mdapo.rollout.health import State
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.types import Message, Prompt
@@ -85,7 +86,7 @@ def step(
             beside = asyncio.ensure_future(meanwhile(servers)) if meanwhile else None
             try:
                 found.collected = await batch.collect(3)
-            except UserError as error:
+            except (UserError, EngineError) as error:
                 found.error = error
             if beside is not None:
                 await beside
@@ -176,16 +177,19 @@ def test_where_every_reply_is_bad_a_step_ends_with_an_error_and_no_sample(misdee
     assert found.running == 0
 
 
-def test_all_servers_killed_ends_the_step_with_an_error() -> None:
+@pytest.mark.parametrize("requests", [8, GROUPS * N + 4])
+def test_all_servers_killed_ends_the_step_with_an_error(requests: int) -> None:
+    """At once, also where some conversations were complete: no prompt is given up for what servers did."""
+
     async def kill(servers: Sequence[HostileServer]) -> None:
-        while sum(len(server.running) for server in servers) < 8:
+        while sum(server.requests["/generate"] for server in servers) < requests:
             await asyncio.sleep(0.002)
         for server in servers:
             await server.kill()
 
     found = step([clean, clean], token_s=0.02, meanwhile=kill)
     assert found.collected is None
-    assert "is dead" in str(found.error)
+    assert isinstance(found.error, EngineError) and "is dead" in str(found.error)
 
 
 def test_conversations_past_their_deadline_are_aborted_at_the_servers() -> None:

@@ -37,7 +37,7 @@ from mdapo.rollout.sglang_server import Server
 from mdapo.types import Message, Prompt
 
 from .conftest import running
-from .stage import GROUPS, N, Place, Stage, lives, play, processes, scheduler, stage, traces, until, weights, whole
+from .stage import Place, Stage, lives, play, processes, scheduler, stage, traces, until, weights, whole
 
 pytestmark = [pytest.mark.sglang, pytest.mark.model, pytest.mark.timeout(2400)]
 MORE = 0.05
@@ -310,10 +310,9 @@ def test_both_servers_killed_with_no_restart_left_is_one_clear_error_in_time(
             for one in pair:
                 kill(one)
             async with asyncio.timeout(120):
-                with pytest.raises(UserError) as caught:
+                with pytest.raises(EngineError, match="no server can answer") as caught:
                     await step
             said = str(caught.value)
-            assert f"all {2 * GROUPS * N} conversations of this step failed" in said
             for place in on.places:
                 assert f"{place.url} is retired (" in said
             assert "after 0 restarts" in said

@@ -87,7 +87,7 @@ class ScriptedEngine:
         self, reply: Callable[[Request], Reply], *, delay: Callable[[Request], int] = lambda _: 0, hang: bool = False
     ) -> None:
         self.reply, self.delay, self.hang = reply, delay, hang
-        self.version = 0
+        self.version, self.lost = 0, ""
         self.requests: list[Request] = []
         self.aborted: list[str | None] = []
         self.released: list[str] = []

@@ -412,3 +412,22 @@ def test_a_step_in_which_every_conversation_fails_ends_the_run_with_the_first_re
     ]
     assert asyncio.run(batch.evaluate(prompts(1)))[0].end == "error"
     assert batch.told() == ["val/p0/0: logits are not finite"]
+
+
+def test_an_engine_that_is_lost_in_mid_step_costs_no_prompt() -> None:
+    """Some conversations were complete; those that failed say nothing of their prompts."""
+    engine = ScriptedEngine(lambda r: ([20, STOP], "stop"))
+
+    def reply(request: Request) -> Any:
+        if len(engine.requests) > 3:
+            engine.lost = "no server can answer"
+            return EngineError("no server can answer")
+        return [20, STOP], "stop"
+
+    engine.reply = reply
+    batch = make(good, bsz=2, engine=engine, filter={"max_num_gen_batches": 5})
+    with pytest.raises(EngineError, match="no server can answer"):
+        collect(batch)
+    assert len(engine.requests) < 10, "one round"
+    with pytest.raises(EngineError, match="no server can answer"):
+        asyncio.run(batch.evaluate(prompts(1)))

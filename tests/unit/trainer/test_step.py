@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mdapo.trainer import step as steps
+from mdapo.trainer.record import first_step_health
 
 
 class Recording:
@@ -62,3 +63,9 @@ def test_a_step_that_trains_nothing_leaves_the_servers_as_they_are() -> None:
     trainer = Recording(mini_batches=0)
     steps.step(trainer)
     assert trainer.done == ["collect", "score"]
+
+
+def test_an_engine_that_computes_differently_is_told_at_the_first_step() -> None:
+    assert "WARNING" not in first_step_health({"actor/rollout_logp_gap": 0.05})
+    told = first_step_health({"actor/rollout_logp_gap": 5.26, "actor/rollout_kl": 4.27})
+    assert told.startswith("first step: log-prob gap 5.26, KL(engine, actor) 4.27\nWARNING: ") and "sync.check" in told
