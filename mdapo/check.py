@@ -193,7 +193,7 @@ async def _talk(config: Config, chat: ChatFormat, environment: Environments, pro
 class _StandIn:
     """An engine that always says `REPLY` and ends its turn."""
 
-    version, description = 0, "a stand-in"
+    version, description, lost = 0, "a stand-in", ""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._ids = [*chat.tokenizer(REPLY, add_special_tokens=False).input_ids, chat.stop_ids[0]]
