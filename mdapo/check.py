@@ -17,6 +17,7 @@ from mdapo.config.model_facts import read_model
 from mdapo.config.placement import server_group, sharing_problems, starts_servers
 from mdapo.config.plan import file_problems, plan
 from mdapo.config.problems import lines
+from mdapo.config.quality import MEASURES
 from mdapo.config.render import render_plan
 from mdapo.config.weight_files import weight_problems
 from mdapo.errors import EXIT_USER, UserError
@@ -110,7 +111,8 @@ def _conversation(loaded: Loaded) -> str:
     environment = _tried(problems, lambda: load_environment(config.environment))
     train = _tried(problems, lambda: load_prompts(config.data.train_files, config.data))
     val = _tried(problems, lambda: load_prompts(config.data.val_files, config.data)) if config.data.val_files else []
-    rewards = _tried(problems, lambda: RewardRunner(config.reward, default=config.environment.name))
+    default, quality = config.environment.name, config.quality
+    rewards = _tried(problems, lambda: RewardRunner(config.reward, default=default, quality=quality))
     try:
         if chat is None or environment is None or train is None or val is None or rewards is None:
             raise UserError(problems)
@@ -239,9 +241,12 @@ def _show(chat: ChatFormat, episode: Episode) -> list[str]:
 def _end(episode: Episode, score: Score, failures: Sequence[str]) -> list[str]:
     shown = len([m for m in episode.messages if m.role == "assistant"])
     parts = ", ".join(f"{name} {value:g}" for name, value in score.parts.items())
+    measured = [(name, getattr(score, name)) for name in MEASURES if getattr(score, name) is not None]
     worth = (
         f"{score.value:g}" + (f" ({parts})" if parts else "")
         if score.valid
         else f"none: the reward failed ({'; '.join(failures)})"
     )
-    return [f"end: {episode.end} (at most {TURNS_SHOWN} turns are shown; {shown} here)", f"reward: {worth}"]
+    quality = "quality: " + ", ".join(f"{name} {value:.3f}" for name, value in measured)
+    lines = [f"end: {episode.end} (at most {TURNS_SHOWN} turns are shown; {shown} here)", f"reward: {worth}"]
+    return [*lines, quality] if measured else lines

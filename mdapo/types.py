@@ -79,6 +79,7 @@ class Score:
     ``value`` is the shaped total that trains; ``outcome`` the raw outcome (accuracy or success in [0, 1]) that filters
     look at; ``parts`` the breakdown by name, before weights; ``valid`` False when no reward could be had (error): the
     episode is masked. ``before``, where turns get credit of their own: the value as it stood before each agent turn.
+    ``coherence`` and ``relevance`` are in [0, 1]; None: not measured, or could not be.
     """
 
     value: float
@@ -86,6 +87,8 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     valid: bool = True
     before: tuple[float, ...] = ()
+    coherence: float | None = None
+    relevance: float | None = None
 
 
 @dataclass(frozen=True)

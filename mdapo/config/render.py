@@ -50,9 +50,31 @@ def _batch(plan: RunPlan, config: Config) -> Rows:
         ("a rank's share", f"{plan.rank_samples:,} samples of each optimizer step (data-parallel {plan.dp})"),
         ("longest sample", f"{plan.longest:,} tokens: prompt {prompt:,} + response {response:,}"),
         ("micro-batches", f"{cut}; if all samples were longest: {plan.micro_batches:,} a rank, {least}"),
+        *_filter(config),
         ("levelled", f"by FLOPs, {LEVELLED[balance_objective(config)]}"),
         ("whole run", f"{config.run.total_steps:,} steps, {config.run.total_steps * plan.samples:,} samples"),
     ]
+
+
+def _filter(config: Config) -> Rows:
+    """Which groups are kept, where more is asked of them than that they differ, and how their quality is measured."""
+    filters, quality, rows = config.algorithm.filter_groups, config.quality, []
+    least = []
+    if filters.reward_threshold is not None:
+        parts = f" (outcome 1 : coherence {filters.coherence_weight:g} : relevance {filters.relevance_weight:g})"
+        of = filters.metric + (parts if filters.metric == "combined" else "")
+        least.append(f"a mean {of} of at least {filters.reward_threshold:g}")
+    if filters.min_coherence_score is not None:
+        least.append(f"a mean coherence of at least {filters.min_coherence_score:g}")
+    if filters.enable and least:
+        rows.append(("groups kept", f"whose outcomes differ, with {' and '.join(least)}"))
+    if quality.embeddings == "lexical":
+        rows.append(("quality", "coherence and relevance by words alone (lexical)"))
+    elif quality.embeddings is not None:
+        how = f"{quality.model} at " if quality.model else ""
+        where = "" if quality.model else f", on the CPU with {quality.threads} thread{'s' * (quality.threads > 1)}"
+        rows.append(("quality", f"coherence and relevance by embeddings of {how}{quality.embeddings}{where}"))
+    return rows
 
 
 def _ranks(plan: RunPlan, config: Config) -> Rows:

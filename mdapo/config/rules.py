@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mdapo.config.placement import placement_rules
 from mdapo.config.problems import Problem, either
+from mdapo.config.quality import quality_rules
 from mdapo.config.schema import MIN_TEMPERATURE, Config
 
 MOST_GROUPS = 10_000  # that a suggestion looks through: no optimizer step has more
@@ -18,8 +19,8 @@ _LOCAL = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)")
 
 def check_rules(config: Config) -> list[Problem]:
     """Everything that contradicts itself."""
-    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
-    return [problem for check in checks for problem in check(config)]
+    checks = (_run, _lengths, _batch, quality_rules, _rollout, _algorithm, _actor, _sync, _parallel)
+    return [problem for check in (*checks, placement_rules, _debug) for problem in check(config)]
 
 
 def longest_sequence(config: Config) -> int:

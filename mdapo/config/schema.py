@@ -135,9 +135,25 @@ class RewardPart(Plugin):
     weight: SignedFloat = 1.0
 
 
+class QualityCfg(Section):
+    """Coherence and relevance of dialogues (mdapo/rewards/coherence.py)."""
+
+    # a sentence-transformers folder, an http(s) URL, or "lexical"; None: they are not measured
+    embeddings: Annotated[str, Field(min_length=1)] | None = None
+    model: str | None = None  # its name at the URL
+    key_file: str | None = None  # with the API key of the URL
+    timeout_s: Annotated[float, Field(ge=1.0, le=MAX_WAIT_S)] = 120.0  # of a batch of dialogues
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1  # CPU threads of the folder's model
+    cache: NonNegative = 20_000  # texts whose vectors are kept
+
+
 class FilterGroups(Section):
     enable: bool = True
-    metric: Literal["acc", "score", "seq_reward", "seq_final_reward"] = "acc"
+    metric: Literal["acc", "score", "seq_reward", "seq_final_reward", "coherence", "relevance", "combined"] = "acc"
+    reward_threshold: SignedFloat | None = None  # least mean of the metric over a group
+    min_coherence_score: Fraction | None = None  # least mean coherence
+    coherence_weight: NonNegativeFloat = 0.5  # in combined, where the outcome has 1
+    relevance_weight: NonNegativeFloat = 0.5
     max_num_gen_batches: Positive = 10
     on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
     tolerance: Fraction = 1e-6  # relative: spread at or below it counts as none
@@ -259,6 +275,7 @@ class Config(Section):
     data: Data
     environment: EnvironmentCfg = EnvironmentCfg()
     reward: RewardCfg = RewardCfg()
+    quality: QualityCfg = QualityCfg()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
     actor: Actor = Actor()

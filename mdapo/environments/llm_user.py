@@ -13,11 +13,9 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mdapo.config.paths import why_no_file
 from mdapo.environments.base import Observation
-from mdapo.environments.chat_api import ChatApi
+from mdapo.environments.chat_api import ChatApi, key_in
 from mdapo.environments.resuming import after_opening
 from mdapo.types import Message, Prompt
 
@@ -28,7 +26,6 @@ Write only this person's next message, one to three short sentences. Do not give
 When you have got what you want, or see that you will not get it, write {marker} and nothing else."""
 BEGIN = "Hello, how can I help?"  # before the user's first words: many templates want a user message first
 _PERSONA, _GOAL = "an ordinary customer", "what your first message says"
-MAX_KEY = 4096  # bytes of a key file
 _THOUGHTS = "</think>"
 
 
@@ -179,10 +176,4 @@ def _key_of(variable: str | None, file: str | None) -> str | None:
         return key
     if file is None:
         return None
-    if why := why_no_file(file):
-        raise ValueError(f"api_key_file: {why}: {file}")
-    with Path(file).open("rb") as content:
-        key = content.read(MAX_KEY).decode("ascii", "replace").strip()
-    if not key:
-        raise ValueError(f"api_key_file: {file} is empty")
-    return key
+    return key_in(file, name="api_key_file")

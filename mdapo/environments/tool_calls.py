@@ -46,7 +46,7 @@ def calls_in(text: str) -> list[Call | BadCall]:
     at the first ``</tool_call>`` after its JSON, so that arguments may spell the tags. ``arguments`` may also be a text
     that holds the JSON object, as OpenAI's API has them.
     """
-    said = text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
+    said = _without_thoughts(text)
     found: list[Call | BadCall] = []
     at = said.find(OPEN)
     while at >= 0:
@@ -57,6 +57,23 @@ def calls_in(text: str) -> list[Call | BadCall]:
         found.append(call)
         at = said.find(OPEN, end)
     return found
+
+
+def spoken(text: str) -> str:
+    """What an assistant turn says beside its thoughts and calls; nothing after ``MAX_CALLS`` of them."""
+    said = _without_thoughts(text)
+    parts, end, at = [], 0, said.find(OPEN)
+    while at >= 0:
+        parts.append(said[end:at])
+        if len(parts) > MAX_CALLS:
+            return " ".join(parts).strip()
+        _, end = _call_at(said, at + len(OPEN))
+        at = said.find(OPEN, end)
+    return " ".join([*parts, said[end:]]).replace(CLOSE, " ").strip()
+
+
+def _without_thoughts(text: str) -> str:
+    return text.rpartition(THINK_CLOSE)[2].partition(THINK_OPEN)[0]
 
 
 def _call_at(text: str, start: int) -> tuple[Call | BadCall, int]:

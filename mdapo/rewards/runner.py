@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from mdapo.config.schema import RewardCfg, RewardPart
+from mdapo.config.quality import MEASURES
+from mdapo.config.schema import QualityCfg, RewardCfg, RewardPart
 from mdapo.errors import UserError
 from mdapo.rewards import BUILTIN
 from mdapo.rewards.calling import BadReward, load_function
 from mdapo.rewards.processes import Worker, as_json
+from mdapo.rewards.quality import NoQuality, QualityScorer
 from mdapo.types import Episode, Message, Score
 
+NOT_MEASURED = QualityCfg()
 _UNSCORED = Score(value=0.0, outcome=0.0, valid=False)
 
 
@@ -28,20 +31,32 @@ class RewardRunner:
     the first part's value cut to [0, 1].
     With ``reward.workers`` the parts run in processes that are killed at ``reward.timeout_s`` a part and replaced;
     without, in this process, which is for mdapo's own rewards only.
+    With ``quality.embeddings`` coherence and relevance are measured too (`QualityScorer`); ``coherence`` and
+    ``relevance`` may then be parts. An episode whose quality cannot be had has its score without it, and is counted
+    as a failure all the same.
     A part that raises, hangs, dies or returns no number, or one beyond 1e6 in size, makes the score invalid;
     ``errors`` counts why, each episode once.
     """
 
-    def __init__(self, cfg: RewardCfg, *, default: str | None = None, every_turn: bool = False) -> None:
+    def __init__(
+        self,
+        cfg: RewardCfg,
+        *,
+        default: str | None = None,
+        every_turn: bool = False,
+        quality: QualityCfg = NOT_MEASURED,
+    ) -> None:
         """``default``: the environment's name, whose reward is used where ``reward.functions`` is empty.
 
         ``every_turn``: also score the conversation as it stood before each agent turn (``Score.before``).
 
-        Raises ``UserError``: functions that cannot be loaded or called, none at all.
+        Raises ``UserError``: functions that cannot be loaded or called, none at all, no embedder for ``quality``.
         """
         self.cfg, self.every_turn = cfg, every_turn
         self.parts = list(cfg.functions) or _default_part(default)
         self.names = _part_names(self.parts)
+        self._plain = [part for part in self.parts if part.name not in MEASURES]  # the others need no function
+        self._measures = any(part.name in MEASURES for part in self.parts)
         self.errors: Counter[str] = Counter()  # "part: reason", since the start
         self._step_errors: Counter[str] = Counter()
         self._step_scored = 0
@@ -50,18 +65,27 @@ class RewardRunner:
         self._workers: set[Worker] = set()
         self._threads: ThreadPoolExecutor | None = None
         self._closing = False
-        if cfg.workers:
-            self._start_workers()
-        else:
-            self._functions = _load_here(self.parts)
+        self.quality = None if quality.embeddings is None else QualityScorer(quality)
+        try:
+            if self._measures and self.quality is None:
+                raise UserError(f"reward.functions: {' and '.join(MEASURES)} need quality.embeddings")
+            if cfg.workers and self._plain:
+                self._start_workers()
+            else:
+                self._functions = _load_here(self._plain)
+        except UserError:
+            self.close()
+            raise
 
     async def score(self, episode: Episode) -> Score:
         """Never raises for what a function does. An episode that ended in an infrastructure error is not scored."""
         if episode.end == "error":
             return _UNSCORED
-        answers = await self._answers(episode, episode.messages)
-        self._count(answers)
+        answers, quality = await self._answers(episode, episode.messages, measure=True)
+        self._count(answers, quality)
         score = self._combine(answers)
+        if score.valid and "error" not in quality:
+            score = replace(score, **quality)
         if self.every_turn and score.valid:
             score = replace(score, before=await self._before_turns(episode))
         return score
@@ -75,11 +99,42 @@ class RewardRunner:
         said = [i for i, m in enumerate(episode.messages) if m.role == "assistant" and i >= _opening(episode)]
         values = [0.0] * len(said[:1])
         for start in said[1:]:
-            earlier = self._combine(await self._answers(episode, episode.messages[:start]))
+            answers, _ = await self._answers(episode, episode.messages[:start], measure=self._measures)
+            earlier = self._combine(answers)
             values.append(earlier.value if earlier.valid else values[-1])
         return tuple(values)
 
-    async def _answers(self, episode: Episode, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    async def _answers(
+        self, episode: Episode, messages: Sequence[Message], *, measure: bool
+    ) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
+        """What each part says, and the measures by name, or why there are none (``error``); empty without them."""
+        if self.quality is None or not measure:
+            return await self._said(episode, messages), {}
+        said, quality = await asyncio.gather(
+            self._said(episode, messages), self._measured(self.quality, episode, messages)
+        )
+        plain = iter(said)  # a lost process leaves the last ones out
+        answers: list[Mapping[str, Any]] = []
+        for part in self.parts:
+            if part.name not in MEASURES:
+                answer = next(plain, None)
+                if answer is None:
+                    break
+                answers.append(answer)
+            elif "error" in quality:
+                answers.append(quality)
+            else:
+                answers.append({"value": quality[part.name], "outcome": None, "parts": {}})
+        return answers, quality
+
+    async def _measured(self, scorer: QualityScorer, episode: Episode, messages: Sequence[Message]) -> dict[str, Any]:
+        try:
+            return vars(await scorer.score(messages, opening=_opening(episode)))
+        except NoQuality as error:
+            return {"error": str(error)}
+
+    async def _said(self, episode: Episode, messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+        """What each function says."""
         call: dict[str, Any] = {
             "messages": messages,
             "prompt": episode.prompt,
@@ -111,9 +166,15 @@ class RewardRunner:
         self._step_errors, self._step_scored = Counter(), 0
         return errors
 
+    def metrics(self) -> dict[str, float]:
+        """What measuring quality took since the last call; nothing where it is not measured."""
+        return self.quality.metrics() if self.quality is not None else {}
+
     def close(self) -> None:
-        """Ends all reward processes."""
+        """Ends all processes."""
         self._closing = True
+        if self.quality is not None:
+            self.quality.close()
         for worker in list(self._workers):
             worker.interrupt()
         if self._threads is not None:
@@ -137,7 +198,7 @@ class RewardRunner:
         self._threads = ThreadPoolExecutor(self.cfg.workers, thread_name_prefix="reward")
 
     def _new_worker(self) -> Worker:
-        worker = Worker([{"name": p.name, "args": p.args} for p in self.parts])
+        worker = Worker([{"name": p.name, "args": p.args} for p in self._plain])
         self._workers.add(worker)
         return worker
 
@@ -159,11 +220,11 @@ class RewardRunner:
 
     # ---- scores ------------------------------------------------------------------------------------------------------
 
-    def _count(self, answers: Sequence[Mapping[str, Any]]) -> None:
-        """One episode more, and why it has no score, if so: the first part that failed."""
+    def _count(self, answers: Sequence[Mapping[str, Any]], quality: Mapping[str, Any]) -> None:
+        """One episode more, and why it has no score or quality, if so: the first part that failed."""
         self._step_scored += 1
-        for name, answer in zip(self.names, answers, strict=False):  # a lost process leaves the last ones out
-            if "error" in answer:
+        for name, answer in [*zip(self.names, answers, strict=False), ("quality", quality)]:
+            if "error" in answer:  # a lost process leaves the last parts out
                 self.errors[f"{name}: {answer['error']}"] += 1
                 self._step_errors[f"{name}: {answer['error']}"] += 1
                 return

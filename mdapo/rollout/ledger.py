@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mdapo.algorithms.filters import INVALID
-from mdapo.types import Episode, Group, Turn
+from mdapo.types import Episode, Group, Score, Turn
 
 STALE, SURPLUS = "stale", "surplus"
 
@@ -123,4 +123,13 @@ def episode_stats(episodes: Sequence[Episode]) -> dict[str, float]:
     if scores:
         stats["rollout/outcome_mean"] = float(np.mean([s.outcome for s in scores]))
         stats["rollout/reward_mean"] = float(np.mean([s.value for s in scores]))
-    return stats
+    return stats | quality_means(scores, "quality")
+
+
+def quality_means(scores: Sequence[Score], prefix: str) -> dict[str, float]:
+    """``{prefix}/coherence`` and ``{prefix}/relevance`` over those that have them, nothing where none has."""
+    measured = [(s.coherence, s.relevance) for s in scores if s.coherence is not None and s.relevance is not None]
+    if not measured:
+        return {}
+    coherence, relevance = np.mean(measured, axis=0).tolist()
+    return {f"{prefix}/coherence": coherence, f"{prefix}/relevance": relevance}

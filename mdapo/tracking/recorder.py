@@ -74,7 +74,12 @@ def render(record: dict[str, Any]) -> str:
     """One described episode as text: a heading, the score's parts, then who said what."""
     score = record["score"]
     verdict = "no score" if score is None else f"score {_number(score['value'])}  outcome {_number(score['outcome'])}"
-    head = f"=== step {record['step']}  {record['uid']}  {verdict}  end {record['end']}"
+    measured = (
+        ""
+        if score is None
+        else "".join(f"  {name} {_number(score[name])}" for name in ("coherence", "relevance") if name in score)
+    )
+    head = f"=== step {record['step']}  {record['uid']}  {verdict}{measured}  end {record['end']}"
     parts = "" if score is None else "  ".join(f"{name} {_number(value)}" for name, value in score["parts"].items())
     tokens = record["tokens"]
     size = f"{record['agent_turns']} agent turns, {tokens['model']} of {tokens['all']} tokens the policy's"
@@ -84,7 +89,9 @@ def render(record: dict[str, Any]) -> str:
 
 def _score(score: Score) -> dict[str, Any]:
     numbers = as_json({"value": score.value, "outcome": score.outcome})
-    return {**numbers, "parts": as_json(score.parts), "valid": score.valid}
+    quality = {"coherence": score.coherence, "relevance": score.relevance}
+    measured = as_json({name: value for name, value in quality.items() if value is not None})
+    return {**numbers, **measured, "parts": as_json(score.parts), "valid": score.valid}
 
 
 def _best_and_worst(group: Group) -> Iterator[Episode]:

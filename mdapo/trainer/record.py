@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mdapo.algorithms.losses import COUNTS, FINAL, MAXIMUM, means
+from mdapo.rollout.ledger import quality_means
 from mdapo.tracking.metrics import summary
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if scores:
         for name in scores[0].parts:
             found[f"trained/parts/{name}"] = sum(s.parts.get(name, 0.0) for s in scores) / len(scores)
+    found |= quality_means(scores, "trained")
     found |= summary("length/response", [episode.num_model_tokens for episode in episodes])
     found |= summary("length/total", [len(episode.ids) for episode in episodes])
     found |= summary("length/turns", [episode.num_agent_turns for episode in episodes])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from mdapo.config.quality import MEASURES
 from mdapo.data.chat import ChatFormat
 from mdapo.data.prompts import Kind, PromptStream, load_prompts
 from mdapo.data.wire import load_groups_file, save_groups_file
@@ -19,6 +20,7 @@ from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
 from mdapo.rollout.engine import EngineError, SamplingParams
+from mdapo.rollout.ledger import quality_means
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.sync.compare import PROMPT_TOKENS, PROMPTS, TOKENS, Probed, probe
@@ -87,7 +89,10 @@ class LiveRollout:
         self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
         stream = PromptStream(self.train, seed=config.run.seed, shuffle=config.data.shuffle)
         self.rewards = RewardRunner(
-            config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
+            config.reward,
+            default=config.environment.name,
+            every_turn=config.algorithm.turn_credit > 0,
+            quality=config.quality,
         )
         self.opened = self._run(open_engine(config, logs=journal.path / SERVERS, say=journal.say), stop)
         self.engine: Engine | None = self.opened.engine
@@ -119,10 +124,11 @@ class LiveRollout:
         if self.config.rollout.mode != "async":  # there, a step takes what there is at any time
             self._boundary = self.loop.run(self.batch.held())
         collected = self._run(self.batch.collect(version), stop)
-        return replace(collected, stats={**collected.stats, **self.opened.engine.metrics()})
+        return replace(collected, stats={**collected.stats, **self.opened.engine.metrics(), **self.rewards.metrics()})
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
-        """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, on validation prompts."""
+        """``eval/success`` (the mean outcome), ``eval/reward``, lengths, the reward's parts, and where they are
+        measured ``eval/coherence`` and ``eval/relevance``, on validation prompts."""
         if not self.val:
             return {}
         episodes = self._run(self.batch.evaluate(self.val), stop)
@@ -134,9 +140,14 @@ class LiveRollout:
             self.journal.say(
                 f"evaluation: {lost} of {len(episodes)} conversations could not be scored: {'; '.join(why)}"
             )
+        elif failures:
+            self.journal.say(f"evaluation: {failures.total()} conversations have no quality: {'; '.join(why)}")
+        self.rewards.metrics()  # of the evaluation: a step's numbers are its own
         success, reward = found["eval/success"], found["eval/reward"]
+        measured = "".join(f"{name} {found[f'eval/{name}']:.3f}, " for name in MEASURES if f"eval/{name}" in found)
         self.journal.say(
-            f"evaluated after step {step}: success {success:.3f}, reward {reward:.3f}, {len(episodes)} conversations"
+            f"evaluated after step {step}: success {success:.3f}, reward {reward:.3f}, {measured}{len(episodes)} "
+            "conversations"
         )
         return found
 
@@ -275,7 +286,7 @@ def unscored(episodes: Sequence[Episode], failures: Counter[str], *, broken: Seq
 
 
 def evaluation(episodes: Sequence[Episode], failures: Counter[str], *, broken: Sequence[str]) -> dict[str, float]:
-    """Means over the episodes that could be scored. ``UserError`` with the reasons where there is none."""
+    """Means over the episodes that could be scored, or measured. ``UserError`` with the reasons where there is none."""
     scores = [episode.score for episode in episodes if episode.score is not None and episode.score.valid]
     if not scores:
         lost, why = unscored(episodes, failures, broken=broken)
@@ -286,6 +297,7 @@ def evaluation(episodes: Sequence[Episode], failures: Counter[str], *, broken: S
     found["eval/reward"] = sum(s.value for s in scores) / len(scores)
     for name in scores[0].parts:
         found[f"eval/parts/{name}"] = sum(s.parts.get(name, 0.0) for s in scores) / len(scores)
+    found |= quality_means(scores, "eval")
     found["eval/turns"] = sum(episode.num_agent_turns for episode in episodes) / len(episodes)
     found["eval/response_tokens"] = sum(episode.num_model_tokens for episode in episodes) / len(episodes)
     return found

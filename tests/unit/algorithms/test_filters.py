@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mdapo.algorithms.filters import ALL_SOLVED, INVALID, NO_SPREAD, NONE_SOLVED, keep, outcomes
+from mdapo.algorithms.filters import (
+    ALL_SOLVED,
+    INVALID,
+    LOW_COHERENCE,
+    LOW_METRIC,
+    NO_SPREAD,
+    NONE_SOLVED,
+    judge,
+    keep,
+    metric_values,
+    outcomes,
+)
 from mdapo.algorithms.overlong import overlong_penalty
 from mdapo.config.schema import FilterGroups
 from mdapo.types import Episode, Group, Message, Prompt, Score, Turn
@@ -70,6 +81,76 @@ def test_one_outcome_an_episode_however_many_turns_it_has() -> None:
     group = Group(prompt, episodes, version=0)
     np.testing.assert_array_equal(outcomes(group), [1.0, NAN, NAN])
     np.testing.assert_array_equal(outcomes(group, "score"), [0.7, NAN, NAN])
+
+
+def _group(*scores: Score | None) -> Group:
+    prompt = Prompt("p", 0, (Message("user", "hello"),))
+    return Group(prompt, tuple(_episode(prompt, i, s, turns=1) for i, s in enumerate(scores)), version=0)
+
+
+WON, LOST = Score(0.9, 1.0, coherence=0.8, relevance=0.6), Score(0.1, 0.0, coherence=0.4, relevance=0.2)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"),
+    [
+        ("acc", [1.0, 0.0]),
+        ("score", [0.9, 0.1]),
+        ("seq_reward", [0.9, 0.1]),
+        ("seq_final_reward", [0.9, 0.1]),
+        ("coherence", [0.8, 0.4]),
+        ("relevance", [0.6, 0.2]),
+        ("combined", [(1.0 + 0.5 * 0.8 + 0.25 * 0.6) / 1.75, (0.5 * 0.4 + 0.25 * 0.2) / 1.75]),
+    ],
+)
+def test_each_metric_has_one_number_an_episode(metric: str, values: list[float]) -> None:
+    cfg = FilterGroups.model_validate({"metric": metric, "coherence_weight": 0.5, "relevance_weight": 0.25})
+    np.testing.assert_allclose(metric_values(_group(WON, LOST), cfg), values)
+
+
+def test_quality_that_could_not_be_had_is_no_number_and_none_that_is_not_asked_for() -> None:
+    unmeasured = Score(0.9, 1.0)
+    group = _group(WON, unmeasured, None, Score(0.5, 1.0, valid=False, coherence=1.0, relevance=1.0))
+    np.testing.assert_array_equal(np.isfinite(metric_values(group, FilterGroups(metric="combined"))), [1, 0, 0, 0])
+    only_outcome = FilterGroups(metric="combined", coherence_weight=0.0, relevance_weight=0.0)
+    np.testing.assert_array_equal(metric_values(group, only_outcome), [1.0, 1.0, NAN, NAN])
+
+
+@pytest.mark.parametrize("metric", ["coherence", "relevance", "combined"])
+def test_spread_is_asked_of_the_raw_outcome_whatever_the_quality(metric: str) -> None:
+    """Episodes that differ in quality alone teach nothing; those that do not differ in it may."""
+    cfg = FilterGroups.model_validate({"metric": metric})
+    worse = Score(0.2, 1.0, coherence=0.1, relevance=0.1)
+    assert judge(_group(WON, worse), cfg).reason == ALL_SOLVED
+    alike = Score(0.1, 0.0, coherence=0.8, relevance=0.6)
+    assert judge(_group(WON, alike), cfg).kept
+    assert judge(_group(LOST, LOST), cfg).reason == NONE_SOLVED
+
+
+def test_the_mean_of_the_group_meets_the_threshold_and_the_group_is_whole() -> None:
+    group = _group(WON, LOST)  # mean coherence 0.6
+    assert judge(group, FilterGroups(metric="coherence", reward_threshold=0.6)).kept
+    assert judge(group, FilterGroups(metric="coherence", reward_threshold=0.61)).reason == LOW_METRIC
+    assert judge(group, FilterGroups(metric="acc", reward_threshold=0.5)).kept
+    assert judge(group, FilterGroups(metric="acc", reward_threshold=0.51)).reason == LOW_METRIC
+    assert judge(group, FilterGroups(metric="score", reward_threshold=-3.0)).kept
+    assert judge(group, FilterGroups(min_coherence_score=0.6)).kept
+    assert judge(group, FilterGroups(min_coherence_score=0.61)).reason == LOW_COHERENCE
+    assert judge(group, FilterGroups(enable=False, reward_threshold=2.0)).kept
+
+
+def test_a_threshold_that_is_given_stands_in_for_the_configured_one() -> None:
+    cfg = FilterGroups(metric="coherence", reward_threshold=0.9)
+    assert judge(_group(WON, LOST), cfg, threshold=0.5).kept
+    assert judge(_group(WON, LOST), FilterGroups(metric="coherence"), threshold=0.7).reason == LOW_METRIC
+
+
+def test_a_group_without_any_quality_is_invalid_where_quality_is_asked_for() -> None:
+    group = _group(Score(1.0, 1.0), Score(0.0, 0.0))
+    assert judge(group, FilterGroups(metric="combined")).reason == INVALID
+    assert judge(group, FilterGroups(min_coherence_score=0.0)).reason == INVALID
+    assert judge(group, FilterGroups()).kept
+    assert judge(_group(WON, LOST, Score(1.0, 1.0)), FilterGroups(metric="combined")).kept  # of those that have one
 
 
 @pytest.mark.parametrize(

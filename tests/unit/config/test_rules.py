@@ -39,6 +39,22 @@ def good(tmp_path: Path) -> Path:
             "actor.share_prefix: true needs actor.use_remove_padding=true",
         ),
         ("reward.overlong_buffer_cfg={enable: true, len: 513}", "reward.overlong_buffer_cfg.len: 513 is more than"),
+        (
+            "algorithm.filter_groups.metric=combined algorithm.filter_groups.min_coherence_score=0.5",
+            "quality.embeddings: must be set with algorithm.filter_groups.metric=combined: a sentence-transformers",
+        ),
+        (
+            "algorithm.filter_groups.min_coherence_score=0.5",
+            "quality.embeddings: must be set with algorithm.filter_groups.min_coherence_score=0.5",
+        ),
+        ("reward.functions=[{name: relevance}]", "quality.embeddings: must be set with the reward relevance"),
+        ("quality.embeddings=http://h:1/v1", "quality.model: must be set when quality.embeddings is a URL"),
+        ("quality.embeddings=lexical quality.model=m", "quality.model: is for an endpoint"),
+        ("quality.key_file=k", "quality.key_file: is for an endpoint"),
+        (
+            "algorithm.filter_groups.reward_threshold=1.5",
+            "algorithm.filter_groups.reward_threshold: 1.5 is more than any group's mean of acc, which is at most 1",
+        ),
         ("data.train_files=[]", "data.train_files: names no file"),
         ("data.gen_batch_size=1 data.train_prompt_bsz=11", "data.gen_batch_size: 10 rounds"),
         ("actor.ppo_mini_batch_size=3", "actor.ppo_mini_batch_size: 3 does not divide data.train_prompt_bsz=8"),

