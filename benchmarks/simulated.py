@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -53,12 +52,76 @@ def simulated(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(eq=False)
 class _Job:
-    request: Request
-    answer: asyncio.Future[Completion]
-    tokens: int
-    finish: str
+    key: object
+    ticks: int
+    done: asyncio.Future[int]
     began: float = -1.0
     timer: asyncio.TimerHandle | None = None
+
+
+class Slots:
+    """Work in a limited number of slots, first come first served, each tick of it ``tick_s``."""
+
+    def __init__(self, slots: int, tick_s: float) -> None:
+        self.slots, self.tick_s = slots, tick_s
+        self._busy_s = 0.0
+        self._waiting: dict[_Job, None] = {}
+        self._running: dict[_Job, None] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._waiting
+
+    @property
+    def busy_s(self) -> float:
+        """Of all slots together, until now."""
+        now = asyncio.get_running_loop().time()
+        return self._busy_s + sum(now - job.began for job in self._running)
+
+    async def hold(self, ticks: int, key: object = None) -> int:
+        """How many ticks had passed at the end, or when ``abort`` came."""
+        job = _Job(key, ticks, asyncio.get_running_loop().create_future())
+        self._waiting[job] = None
+        self._admit()
+        try:
+            return await job.done
+        finally:
+            self._end(job, whole=False)
+
+    def abort(self, key: object = None) -> None:
+        """All work, or that with ``key``."""
+        for job in [*self._waiting, *self._running]:
+            if key is None or job.key == key:
+                self._end(job, whole=False)
+
+    def _admit(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting and len(self._running) < self.slots:
+            job = next(iter(self._waiting))
+            del self._waiting[job]
+            job.began = loop.time()
+            job.timer = loop.call_later(job.ticks * self.tick_s, self._finish, job)
+            self._running[job] = None
+
+    def _finish(self, job: _Job) -> None:
+        self._end(job, whole=True)
+
+    def _end(self, job: _Job, *, whole: bool) -> None:
+        passed = 0
+        if job in self._running:
+            del self._running[job]
+            spent = asyncio.get_running_loop().time() - job.began
+            self._busy_s += spent
+            passed = job.ticks if whole else min(int(spent / self.tick_s + ROUNDING), job.ticks)
+            if job.timer is not None:
+                job.timer.cancel()
+        elif job in self._waiting:
+            del self._waiting[job]
+        else:
+            return
+        if not job.done.done():
+            job.done.set_result(passed)
+        self._admit()
 
 
 class SimulatedEngine:
@@ -66,67 +129,27 @@ class SimulatedEngine:
     ``token_s``; ``slots`` requests run at a time. Its log-prob tells the version: ``-1 - version``."""
 
     def __init__(self, turn: Callable[[Request], list[int]], *, slots: int, token_s: float) -> None:
-        self.turn, self.slots, self.token_s = turn, slots, token_s
+        self.turn, self.slots = turn, Slots(slots, token_s)
         self.version = 0
-        self.busy_s = 0.0  # of all slots together
-        self._waiting: deque[_Job] = deque()
-        self._running: set[_Job] = set()
-        self._ids: dict[_Job, list[int]] = {}
 
     @property
     def description(self) -> str:
-        return f"simulated, {self.slots} slots, {self.token_s:g} s a token"
+        return f"simulated, {self.slots.slots} slots, {self.slots.tick_s:g} s a token"
 
     async def generate(self, request: Request) -> Completion:
-        loop = asyncio.get_running_loop()
-        ids = self.turn(request)
-        most = request.params.max_new_tokens
-        finish = "stop" if len(ids) <= most else "length"
-        job = _Job(request, loop.create_future(), min(len(ids), most), finish)
-        self._ids[job] = ids[:most]
-        self._waiting.append(job)
-        self._admit()
-        try:
-            return await job.answer
-        finally:
-            self._end(job, "abort")
+        ids, most = self.turn(request), request.params.max_new_tokens
+        whole = min(len(ids), most)
+        tokens = await self.slots.hold(whole, request.session)
+        finish = "abort" if tokens < whole else "stop" if len(ids) <= most else "length"
+        return Completion(tuple(ids[:tokens]), (-1.0 - self.version,) * tokens, finish, self.version)
 
     async def abort(self, session: str | None = None) -> None:
-        for job in [*self._running, *self._waiting]:
-            if session in (None, job.request.session):
-                self._end(job, "abort")
+        self.slots.abort(session)
 
     async def update_weights(self, weights: Iterable[Any], version: int) -> None:
-        assert not self._running and not self._waiting, "a token would have a version that did not write it"
+        assert self.slots.idle, "a token would have a version that did not write it"
         self.version = version
 
     async def release(self, session: str) -> None: ...
 
     async def close(self) -> None: ...
-
-    def _admit(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting and len(self._running) < self.slots:
-            job = self._waiting.popleft()
-            job.began = loop.time()
-            job.timer = loop.call_later(job.tokens * self.token_s, self._end, job, job.finish)
-            self._running.add(job)
-
-    def _end(self, job: _Job, finish: str) -> None:
-        if (ids := self._ids.pop(job, None)) is None:
-            return
-        tokens = 0
-        if job in self._running:
-            self._running.discard(job)
-            spent = asyncio.get_running_loop().time() - job.began
-            self.busy_s += spent
-            tokens = len(ids) if finish != "abort" else min(int(spent / self.token_s + ROUNDING), len(ids))
-            if job.timer is not None:
-                job.timer.cancel()
-        else:
-            self._waiting.remove(job)
-        if not job.answer.done():
-            written = tuple(ids[:tokens])
-            logps = (-1.0 - self.version,) * tokens
-            job.answer.set_result(Completion(written, logps, finish, self.version))
-        self._admit()

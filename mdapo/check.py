@@ -104,6 +104,7 @@ def _conversation(loaded: Loaded) -> str:
     from mdapo.data.prompts import load_prompts
     from mdapo.environments.calling import load_environment
     from mdapo.rewards.runner import RewardRunner, told
+    from mdapo.rollout.stages import Stages
 
     config, problems = loaded.config, []
     chat = _tried(problems, lambda: _chat_format(config))
@@ -112,7 +113,8 @@ def _conversation(loaded: Loaded) -> str:
     val = _tried(problems, lambda: load_prompts(config.data.val_files, config.data)) if config.data.val_files else []
     rewards = _tried(problems, lambda: RewardRunner(config.reward, default=config.environment.name))
     try:
-        if chat is None or environment is None or train is None or val is None or rewards is None:
+        stages = _tried(problems, lambda: Stages.of(config))
+        if chat is None or environment is None or train is None or val is None or rewards is None or stages is None:
             raise UserError(problems)
         fitting = [_fitting("training", train, chat, environment, config)] if train else []
         fitting += [_fitting("validation", val, chat, environment, config)] if val else []

@@ -18,7 +18,7 @@ _LOCAL = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)")
 
 def check_rules(config: Config) -> list[Problem]:
     """Everything that contradicts itself."""
-    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
+    checks = (_run, _lengths, _batch, _filters, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -109,6 +109,23 @@ def _divisors(whole: int, near: int) -> str:
     """The divisors of ``whole`` next to ``near``, below and above; of those that a batch can have."""
     found = [d for d in range(1, min(whole, MOST_GROUPS) + 1) if whole % d == 0]
     return either([*[d for d in found if d < near][-1:], *[d for d in found if d > near][:1]])
+
+
+def _filters(config: Config) -> Iterator[Problem]:
+    filters, base = config.algorithm.filter_groups, "algorithm.filter_groups"
+    low, high = filters.threshold_range
+    if not low <= high:
+        yield Problem(f"{base}.threshold_range", f"must be two numbers, the lower one first, not [{low:g}, {high:g}]")
+    if not filters.enable:
+        enable = (f"{base}.enable",)
+        if filters.filter == "adaptive":
+            yield Problem(f"{base}.filter", f"adaptive is part of dynamic sampling; set {base}.enable=true", enable)
+        if filters.skip_prompts.enable:
+            text = f"true skips prompts whose groups would be dropped, and none are; set {base}.enable=true"
+            yield Problem(f"{base}.skip_prompts.enable", text, enable)
+    if filters.fill != "arrival" and not filters.carry_over:
+        text = f"{filters.fill} chooses, and what it leaves must wait for a later step; set {base}.carry_over=true"
+        yield Problem(f"{base}.fill", text, (f"{base}.carry_over",))
 
 
 def _rollout(config: Config) -> Iterator[Problem]:

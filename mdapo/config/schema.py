@@ -135,13 +135,29 @@ class RewardPart(Plugin):
     weight: SignedFloat = 1.0
 
 
+class SkipPrompts(Section):
+    """Prompts that are almost surely all right or all wrong (mdapo/rollout/pass_rates.py)."""
+
+    enable: bool = False
+    min_yield: Fraction = 0.3  # skipped below this probability that a group has spread
+    recheck: Fraction = 0.05  # share of these that is asked all the same
+    half_life: Annotated[float, Field(gt=0.0, le=MAX_NUMBER)] = 50.0  # weight versions in which evidence loses half
+
+
 class FilterGroups(Section):
     enable: bool = True
+    # the three stages: built-in, pkg.mod:Class or file.py:Class
+    sample: str = "wave"  # how many prompts to ask next: wave, yield
+    filter: str = "fixed"  # which groups teach: fixed, adaptive
+    fill: str = "arrival"  # which of them to train now: arrival, long_dialogs_first, balanced
     metric: Literal["acc", "score", "seq_reward", "seq_final_reward"] = "acc"
     max_num_gen_batches: Positive = 10
     on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
     tolerance: Fraction = 1e-6  # relative: spread at or below it counts as none
     carry_over: bool = True
+    target_yield: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5  # of filter: adaptive
+    threshold_range: tuple[float, float] = Field(default=(0.0, 1.0), strict=False)  # of the metric, where it stays
+    skip_prompts: SkipPrompts = SkipPrompts()
 
 
 class Kl(Section):

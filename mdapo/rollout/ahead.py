@@ -9,42 +9,35 @@ and their version; afterwards it goes on: no token has another version than that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from mdapo.rollout.dynamic_batch import ROUNDS_ALL_FAILED, Collected, DynamicBatch, Held
-from mdapo.rollout.running import Begun
+from mdapo.rollout.dynamic_batch import Collected, Held
+from mdapo.rollout.streaming import StreamingBatch
 from mdapo.types import Episode, Group, Prompt
 
 
-class AheadBatch(DynamicBatch):
-    """A `DynamicBatch` that is filled in the background. All calls are made in the event loop's thread."""
+class AheadBatch(StreamingBatch):
+    """A `StreamingBatch` that is filled in the background. All calls are made in the event loop's thread. Its books are
+    opened when the step before takes its groups."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._wave = self.pacing.wave
-        # A rejected group is replaced at once, so each under way may count as accepted: none is begun in vain.
-        self.pacing = replace(self.pacing, wave=self.pacing.batch)
         self._handed: tuple[Group, ...] = ()  # to the step that trains now
         self._goes_on = False  # from the first step on
-        self._books = self._open_books()
 
     async def collect(self, version: int) -> Collected:
         """As soon as there are enough groups. What is under way goes on, whatever this raises."""
         oldest = version - self.config.rollout.max_staleness
         if any(begun.version < oldest for begun in self._running.begun):
             await self._running.pause()
-        self._drop_stale(version, self._books)
+        self._version = version
+        self.pool.open_step(version)
+        self._drop_late(version, self._books)
         self._goes_on = True
         await self.resume()
-        await self._running.wait(lambda: self._is_full(version))
-        books = self._books
-        books.rounds = -(-books.generated // self._wave)
-        self._raise_if_all_failed(books)
-        failures = self.talks.rewards.end_step()
-        if failures:
-            self.notify(f"rewards that failed: {', '.join(sorted(failures))}")
-        collected = self._hand_out(version, failures, books)
+        await self._running.wait(self._is_full)
+        self._end_round(self._books)
+        collected = self._hand_out(version, self._failures(self._books), self._books)
         self.talks.failures.clear()
         self._handed, self._books = collected.groups, self._open_books()
         return collected
@@ -66,6 +59,8 @@ class AheadBatch(DynamicBatch):
 
     async def resume(self) -> None:
         if self._goes_on:
+            self._version = self.talks.engine.version
+            self._running.renew(self._version)
             self._running.start()
             self._fill()
 
@@ -74,6 +69,7 @@ class AheadBatch(DynamicBatch):
         await self._running.pause()
         await self._running.settle()
         found = await super().held()
+        found.state["groups"]["trained"] = self.pool.run["trained"] - len(self._handed)
         await self.resume()
         return found
 
@@ -83,34 +79,12 @@ class AheadBatch(DynamicBatch):
 
     @property
     def carried(self) -> tuple[Group, ...]:
-        return (*self._handed, *self._kept)
-
-    def _is_full(self, version: int) -> bool:
-        nothing_comes = not self._running.begun and self.stream.exhausted
-        if self._at_limit or nothing_comes:
-            return True
-        full = len(self._kept) >= self.config.data.train_prompt_bsz
-        return full and not self.pacing.must_wait(self._running.unended(), version)
+        return (*self._handed, *self.pool.kept)
 
     @property
-    def _at_limit(self) -> bool:
-        """As many groups as ``max_num_gen_batches`` waves have were judged since the last step."""
-        most = self.config.algorithm.filter_groups.max_num_gen_batches * self._wave
-        return self._books.generated >= most and len(self._kept) < self.config.data.train_prompt_bsz
+    def _accepted(self) -> int:
+        return len(self._handed) + len(self.pool.kept)
 
-    def _fill(self) -> None:
-        """Begin what there is room for, with the engine's weights."""
-        if self._running.paused or self._at_limit:
-            return
-        room = self.pacing.room(accepted=len(self.carried), under_way=len(self._running.begun))
-        self._begin(room, self.talks.engine.version, self._books)
-
-    def _on_scored(self, begun: Begun) -> None:
-        self._running.take([begun])
-        self._judge(begun.group, self._books)
-        wave, books = self._wave, self._books
-        self.talks.rewards.check_step(at_least=wave * self.config.rollout.n_resp_per_prompt)
-        if books.generated == ROUNDS_ALL_FAILED * wave:
-            self._raise_if_all_failed(books)
-        self._fill()
-        self._running.wake()
+    @property
+    def _goal(self) -> int:
+        return (self.config.rollout.max_staleness + 1) * self.pool.target

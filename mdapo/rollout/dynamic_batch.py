@@ -1,50 +1,37 @@
 """The dynamic batch: rounds of conversations, scored and filtered, until the batch is full of groups that teach.
 
-Every group generated is trained, carried to a later step, or dropped for a reason that is counted; nothing is lost and
-nothing trained twice. The order of completion never changes the batch: groups are taken in the order of dispatch.
+Three stages that can be replaced decide: *sample*, how many prompts to ask next (`sample.py`); *filter*, which groups
+teach (`filter.py`); *fill*, which of them to train now (`fill.py`). Every group generated is trained, carried to a
+later step, or dropped for a reason that is counted; nothing is lost and nothing trained twice. The order of completion
+never changes the batch: groups are taken in the order of dispatch.
 
 With ``rollout.mode: partial`` a round begins more groups than it needs, ends as soon as enough are complete, and puts
-the others off to the next; see `partial.py` for how many, and which must be waited for.
+the others off to the next; see `partial.py` for how many, and which must be waited for. A stage *sample* that streams
+knows no such rounds: `streaming.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from mdapo.algorithms.filters import INVALID, keep, outcomes
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import EnvironmentFactory
 from mdapo.errors import NothingLearnableError, UserError
 from mdapo.rollout.conversations import Conversations, Rewards
+from mdapo.rollout.dealing import Stream
 from mdapo.rollout.engine import Engine, SamplingParams
 from mdapo.rollout.episode import Chat
-from mdapo.rollout.ledger import STALE, SURPLUS, Ledger, reasons
+from mdapo.rollout.ledger import Ledger, reasons
 from mdapo.rollout.partial import Pacing
+from mdapo.rollout.pool import Pool
 from mdapo.rollout.running import Begun, Running
 from mdapo.types import Episode, Group, Prompt
 
 ROUNDS_ALL_FAILED = 2  # in which every conversation failed, and a step is given up: each prompt was asked once more
-
-
-class Stream(Protocol):
-    """What is needed of ``data/prompts.py``."""
-
-    @property
-    def exhausted(self) -> bool: ...
-
-    def next(self, n: int) -> list[Prompt]: ...
-
-    def commit(self, uids: Iterable[str]) -> None: ...
-
-    def put_back(self, uids: Iterable[str]) -> None: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any], *, held: Iterable[str] = ()) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +57,7 @@ class Held:
 
 class DynamicBatch:
     """Collects one step's groups after the other, from the parts it is given (see `Conversations`). ``notify`` gets a
-    line a round."""
+    line a round. ``UserError`` when a stage cannot be loaded."""
 
     def __init__(
         self,
@@ -87,11 +74,10 @@ class DynamicBatch:
     ) -> None:
         self.talks = Conversations(engine, chat, environment, rewards, config, calls=calls, progress=progress)
         self.stream, self.config, self.notify = stream, config, notify
-        self.pacing = Pacing.of(config)
+        self.cfg, self.n = config.algorithm.filter_groups, config.rollout.n_resp_per_prompt
+        self.pool, self.pacing = Pool(stream, config), Pacing.of(config)
         self._running = Running(self.talks, on_scored=self._on_scored)
-        self._kept: list[Group] = []  # accepted and not trained yet, oldest first
         self._dispatched = 0  # groups begun since the run began: part of every seed
-        self._retried: set[str] = set()  # uids that came to nothing once
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -102,32 +88,51 @@ class DynamicBatch:
         hand for the next step). Raises ``NothingLearnableError`` with ``stop``, ``UserError`` when too many rewards
         failed or every conversation did. Groups kept so far survive both, and cancellation: they open the next step.
         """
-        cfg, target = self.config.algorithm.filter_groups, self.config.data.train_prompt_bsz
-        self.talks.failures.clear()
         # Nothing of an earlier phase runs on or lends its cache: a resumed step is bit-equal.
         await self.talks.engine.abort()
-        ledger = self._open_books()
-        self._drop_stale(version, ledger)
-        while ledger.rounds < cfg.max_num_gen_batches and (
-            len(self._kept) < target or self.pacing.must_wait(self._running.unended(), version)
+        ledger = self._open_step(version)
+        while ledger.rounds < self.cfg.max_num_gen_batches and (
+            self.pool.missing or self.pacing.must_wait(self._running.unended(), version)
         ):
-            asked, groups = await self._round(target - len(self._kept), version, ledger)
+            asked, groups = await self._round(self.pool.missing, version, ledger)
             if not asked:
                 break
             ledger.rounds += 1
             for group in groups:
-                self._judge(group, ledger)
-            if ledger.dropped or len(self._kept) < target:  # an uneventful step needs no line but its own
-                self.notify(self._summary(asked, ledger))
-            # Not after the last round only: what is broken takes its deadline each time.
-            self.talks.rewards.check_step(at_least=self._to_ask(target) * self.config.rollout.n_resp_per_prompt)
-            if ledger.rounds == ROUNDS_ALL_FAILED:
-                self._raise_if_all_failed(ledger)
-        self._raise_if_all_failed(ledger)
-        failures = self.talks.rewards.end_step()
-        if failures:
-            self.notify(f"rewards that failed: {reasons(failures)}")
-        return self._hand_out(version, failures, ledger)
+                self.pool.book(group, self.pool.see(group, ledger), ledger)
+            self._tell_round(asked, ledger)
+            self._raise_if_broken(ledger, rounds=ledger.rounds)
+        return self._hand_out(version, self._failures(ledger), ledger)
+
+    def _hand_out(self, version: int, failures: Counter[str], ledger: Ledger) -> Collected:
+        """At most ``train_prompt_bsz`` groups, as ``on_limit`` and the stage *fill* say; closes the books."""
+        pool, kept = self.pool, len(self.pool.kept)
+        limit_reached = pool.missing > 0 and ledger.rounds >= self.cfg.max_num_gen_batches
+        if limit_reached and self.cfg.on_limit == "stop":
+            raise NothingLearnableError(
+                f"{kept} of {pool.target} groups after {ledger.rounds} rounds (algorithm.filter_groups."
+                f"max_num_gen_batches); dropped: {reasons(ledger.dropped)}"
+            )
+        take = 0 if limit_reached and self.cfg.on_limit == "skip" else pool.target
+        accepted = tuple(pool.kept)
+        groups = pool.take(take, oldest=version - self.config.rollout.max_staleness)
+        if not self.cfg.carry_over and take:
+            pool.drop_surplus(ledger)
+        running = self._running
+        stats = ledger.stats(
+            groups,
+            version=version,
+            carried=len(pool.kept),
+            unfinished=len(running.begun),
+            unfinished_tokens=running.model_tokens,
+            failures=failures.total(),
+        )
+        exhausted = self.stream.exhausted and not pool.kept and not running.begun
+        return Collected(groups, stats | pool.metrics(groups, accepted), limit_reached, exhausted)
+
+    def trained(self, collected: Collected) -> None:
+        """The step that trained on these groups is done: the prompt cursor moves past them."""
+        self.stream.commit(group.prompt.uid for group in collected.groups)
 
     async def evaluate(self, prompts: Sequence[Prompt]) -> list[Episode]:
         """``rollout.val.n`` scored episodes of each prompt, with its sampling; the same seeds at every call."""
@@ -139,10 +144,6 @@ class DynamicBatch:
         groups = await self.talks.groups(prompts, names, n=val.n, sampling=sampling, version=version)
         return [episode for group in groups for episode in group.episodes]
 
-    def trained(self, collected: Collected) -> None:
-        """The step that trained on these groups is done: the prompt cursor moves past them."""
-        self.stream.commit(group.prompt.uid for group in collected.groups)
-
     async def pause(self) -> None:
         """Before the engine's weights change. Between steps nothing is under way."""
 
@@ -153,41 +154,27 @@ class DynamicBatch:
         """End what is under way."""
         await self._running.stop()
 
-    def told(self) -> list[str]:
-        return self.talks.told()
-
-    def _raise_if_all_failed(self, ledger: Ledger) -> None:
-        if ledger.episodes and all(episode.end == "error" for episode in ledger.episodes):
-            count = len(ledger.episodes)
-            raise UserError([f"all {count} conversations of this step failed:", *(f"  {w}" for w in self.told())])
-
     # ---- rounds --------------------------------------------------------------------------------------------------
-
-    def _to_ask(self, missing: int) -> int:
-        """Prompts of the next round: ``gen_batch_size``, scaled down to what is missing."""
-        data = self.config.data
-        wave = data.gen_batch_size or data.train_prompt_bsz
-        return min(wave, -(-missing * wave // data.train_prompt_bsz))
 
     async def _round(self, missing: int, version: int, ledger: Ledger) -> tuple[int, list[Group]]:
         """How many groups ran, and those that are complete, scored, in the order of dispatch."""
+        wanted = self.pool.ask(missing)
         if self.config.rollout.mode != "sync":
-            return await self._partial_round(missing, version, ledger)
-        prompts = self.stream.next(self._to_ask(missing))
-        names = [f"{self._dispatched + i}/{p.uid}" for i, p in enumerate(prompts)]
-        n, sampling = self.config.rollout.n_resp_per_prompt, self.talks.sampling
+            return await self._partial_round(wanted, version, ledger)
+        prompts = self.pool.next(wanted)
         try:
-            groups = await self.talks.groups(prompts, names, n=n, sampling=sampling, version=version)
+            names, sampling = self._names(prompts), self.talks.sampling
+            groups = await self.talks.groups(prompts, names, n=self.n, sampling=sampling, version=version)
         except BaseException:  # cancelled, or a user's error: the prompts come again, first
             self.stream.put_back(p.uid for p in prompts)
             raise
         self._dispatched += len(prompts)
-        ledger.begun += len(prompts)
+        ledger.begin(len(prompts))
         return len(prompts), groups
 
-    async def _partial_round(self, missing: int, version: int, ledger: Ledger) -> tuple[int, list[Group]]:
-        running, wanted = self._running, self._to_ask(max(missing, 0))
-        count = self.pacing.to_begin(wanted, accepted=len(self._kept), under_way=len(running.begun))
+    async def _partial_round(self, wanted: int, version: int, ledger: Ledger) -> tuple[int, list[Group]]:
+        running = self._running
+        count = self.pacing.to_begin(wanted, accepted=len(self.pool.kept), under_way=len(running.begun))
         self._begin(count, version, ledger)
         asked = len(running.begun)
         enough = min(wanted, asked) if self.stream.exhausted else self.pacing.enough(wanted, asked)
@@ -209,116 +196,100 @@ class DynamicBatch:
 
     def _begin(self, count: int, version: int, ledger: Ledger) -> None:
         """Groups of the next ``count`` prompts, or of as many as there are."""
-        n, prompts = self.config.rollout.n_resp_per_prompt, self.stream.next(count)
-        names = [f"{self._dispatched + i}/{p.uid}" for i, p in enumerate(prompts)]
+        prompts = self.pool.next(count)
+        names = self._names(prompts)
         self._dispatched += len(prompts)
-        ledger.begun += len(prompts)
-        self._running.add(Begun.new(name, p, n=n, version=version) for name, p in zip(names, prompts, strict=True))
+        ledger.begin(len(prompts))
+        self._running.add(Begun.new(name, p, n=self.n, version=version) for name, p in zip(names, prompts, strict=True))
+
+    def _names(self, prompts: Sequence[Prompt]) -> list[str]:
+        return [f"{self._dispatched + i}/{p.uid}" for i, p in enumerate(prompts)]
 
     def _on_scored(self, begun: Begun) -> None:
         """A round takes its groups when it is over, in the order of dispatch."""
 
-    # ---- what becomes of a group ---------------------------------------------------------------------------------
+    def _give_up(self, begun: Sequence[Begun], ledger: Ledger) -> None:
+        """No longer under way, and not judged: their prompts come again."""
+        ledger.give_up(begun)
+        self._running.take(begun)
+        self.stream.put_back(b.prompt.uid for b in begun)
+
+    # ---- the books -----------------------------------------------------------------------------------------------
+
+    def _open_step(self, version: int) -> Ledger:
+        self.talks.failures.clear()
+        self.pool.open_step(version)
+        ledger = self._open_books()
+        self._drop_late(version, ledger)
+        return ledger
+
+    def _drop_late(self, version: int, ledger: Ledger) -> None:
+        """Groups begun too many weight versions ago for this step, accepted or not complete."""
+        oldest = version - self.config.rollout.max_staleness
+        self.pool.drop_stale(oldest, ledger)
+        if late := [begun for begun in self._running.begun if begun.version < oldest]:
+            self._give_up(late, ledger)
 
     def _open_books(self) -> Ledger:
-        running = self._running
-        return Ledger(len(self._kept), unfinished_in=len(running.begun), tokens_in=running.model_tokens)
-
-    def _judge(self, group: Group, ledger: Ledger) -> None:
-        cfg = self.config.algorithm.filter_groups
-        ledger.generated += 1
-        ledger.episodes += group.episodes
-        verdict = keep(outcomes(group, cfg.metric), cfg)
-        if verdict.kept:
-            self._kept.append(group)
-            return
-        ledger.dropped[verdict.reason] += 1
-        uid = group.prompt.uid
-        if verdict.reason == INVALID and uid not in self._retried:  # an engine died, say: once more, then no more
-            self._retried.add(uid)
-            self.stream.put_back([uid])
-        else:
-            self._retried.discard(uid)
-            self.stream.commit([uid])
-
-    def _drop_stale(self, version: int, ledger: Ledger) -> None:
-        """Groups begun too many weight versions ago, accepted or not complete; their prompts come again."""
-        oldest = version - self.config.rollout.max_staleness
-        self._drop([g for g in self._kept if g.version < oldest], STALE, ledger)
-        if late := [begun for begun in self._running.begun if begun.version < oldest]:
-            ledger.given_up += len(late)
-            ledger.tokens_in -= sum(begun.model_tokens for begun in late)
-            self._running.take(late)
-            self.stream.put_back(begun.prompt.uid for begun in late)
-
-    def _drop(self, groups: Sequence[Group], reason: str, ledger: Ledger) -> None:
-        if groups:
-            ledger.dropped[reason] += len(groups)
-            self.stream.put_back(g.prompt.uid for g in groups)
-            self._kept = [g for g in self._kept if not any(g is gone for gone in groups)]
-
-    def _hand_out(self, version: int, failures: Counter[str], ledger: Ledger) -> Collected:
-        """The oldest groups first; of equally old ones, those that were judged first."""
-        cfg, target = self.config.algorithm.filter_groups, self.config.data.train_prompt_bsz
-        limit_reached = len(self._kept) < target and ledger.rounds >= cfg.max_num_gen_batches
-        if limit_reached and cfg.on_limit == "stop":
-            raise NothingLearnableError(
-                f"{len(self._kept)} of {target} groups after {ledger.rounds} rounds (algorithm.filter_groups."
-                f"max_num_gen_batches); dropped: {reasons(ledger.dropped)}"
-            )
-        take = 0 if limit_reached and cfg.on_limit == "skip" else target
-        self._kept.sort(key=lambda group: group.version)
-        groups, self._kept = tuple(self._kept[:take]), self._kept[take:]
-        if not cfg.carry_over and take:
-            self._drop(self._kept, SURPLUS, ledger)
-        running = self._running
-        stats = ledger.stats(
-            groups,
-            version=version,
-            carried=len(self._kept),
-            unfinished=len(running.begun),
-            unfinished_tokens=running.model_tokens,
-            failures=failures.total(),
+        return Ledger(
+            self.pool.run,
+            carried_in=len(self.pool.kept),
+            unfinished_in=len(self._running.begun),
+            tokens_in=self._running.model_tokens,
         )
-        exhausted = self.stream.exhausted and not self._kept and not running.begun
-        return Collected(groups=groups, stats=stats, limit_reached=limit_reached, exhausted=exhausted)
 
-    def _summary(self, asked: int, ledger: Ledger) -> str:
-        n, target = self.config.rollout.n_resp_per_prompt, self.config.data.train_prompt_bsz
-        put_off = f", {len(self._running.begun)} not complete" if self._running.begun else ""
-        return (
-            f"round {ledger.rounds}: asked {asked} prompts x {n}; {len(self._kept)} of {target} groups in hand"
-            f"{put_off}; dropped so far: {reasons(ledger.dropped)}"
-        )
+    def _tell_round(self, asked: int, ledger: Ledger) -> None:
+        self.notify(self.pool.line(asked, len(self._running.begun), ledger))
+        if (warning := self.pool.low_yield.warning()) is not None:
+            self.notify(warning)
+
+    def _raise_if_broken(self, ledger: Ledger, *, rounds: int) -> None:
+        """Not after the last round only: what is broken takes its deadline each time."""
+        self.talks.rewards.check_step(at_least=self.pool.wave * self.n)
+        if rounds == ROUNDS_ALL_FAILED:
+            self._raise_if_all_failed(ledger)
+
+    def _failures(self, ledger: Ledger) -> Counter[str]:
+        """Of the step's rewards, by reason. ``UserError`` when they are too many, or every conversation failed."""
+        self._raise_if_all_failed(ledger)
+        failures = self.talks.rewards.end_step()
+        if failures:
+            self.notify(f"rewards that failed: {reasons(failures)}")
+        return failures
+
+    def _raise_if_all_failed(self, ledger: Ledger) -> None:
+        if ledger.talked and ledger.failed == ledger.talked:
+            told = (f"  {why}" for why in self.told())
+            raise UserError([f"all {ledger.talked} conversations of this step failed:", *told])
+
+    def told(self) -> list[str]:
+        return self.talks.told()
 
     # ---- restart -------------------------------------------------------------------------------------------------
 
     @property
     def carried(self) -> tuple[Group, ...]:
         """Groups that open the next step; part of a checkpoint."""
-        return tuple(self._kept)
+        return tuple(self.pool.kept)
 
     async def held(self) -> Held:
         """All of it, for a checkpoint."""
         running = self._running.begun
-        state = {
-            "stream": self.stream.state(),
-            "dispatched": self._dispatched,
-            "retried": sorted(self._retried),
-            "unfinished": [{"name": begun.name, "seconds": list(begun.seconds)} for begun in running],
-        }
-        return Held(state, self.carried, tuple(begun.group for begun in running))
+        unfinished = [{"name": begun.name, "seconds": list(begun.seconds)} for begun in running]
+        state = {"stream": self.stream.state(), "dispatched": self._dispatched, "unfinished": unfinished}
+        return Held(state | self.pool.state(), self.carried, tuple(begun.group for begun in running))
 
     def restore(self, held: Held) -> None:
         """Go on where ``held`` was taken. In mode ``sync``, unfinished groups begin again."""
-        state, unfinished = held.state, list(zip(held.state.get("unfinished", []), held.unfinished, strict=True))
+        state, unfinished = held.state, list(zip(held.state["unfinished"], held.unfinished, strict=True))
+        self.pool.restore(state, held.carried)
         if unfinished and self.config.rollout.mode == "sync":
             self.notify(f"{len(unfinished)} groups that rollout.mode=partial or async had begun begin again")
+            self.pool.run["given_up"] += len(unfinished)
             unfinished = []
         uids = [group.prompt.uid for group in (*held.carried, *(group for _, group in unfinished))]
         self.stream.restore(state["stream"], held=uids)
-        self._kept, self._dispatched = list(held.carried), int(state["dispatched"])
-        self._retried = set(state["retried"])
+        self._dispatched = int(state["dispatched"])
         self._running.take(self._running.begun)
         self._running.add(
             Begun(entry["name"], group.prompt, group.version, list(group.episodes), list(entry["seconds"]))

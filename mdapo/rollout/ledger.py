@@ -1,4 +1,4 @@
-"""The books of one step's collection, and the numbers made of them."""
+"""The books of one step's collection and of the whole run, and the numbers made of them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,67 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mdapo.algorithms.filters import INVALID
+from mdapo.algorithms.filters import NO_SPREAD
 from mdapo.types import Episode, Group, Turn
+
+if TYPE_CHECKING:
+    from mdapo.rollout.running import Begun
 
 STALE, SURPLUS = "stale", "surplus"
 
 
 @dataclass
 class Ledger:
-    """Counts groups. ``carried_in``: accepted in an earlier step; ``unfinished_in``: begun in one and not complete,
-    with ``tokens_in`` tokens; ``begun``: in this step; ``given_up``: incomplete ones that became too old;
-    ``generated``: complete and judged."""
+    """Counts groups, of a step and in ``run`` of the whole run. ``carried_in``: accepted in an earlier step;
+    ``unfinished_in``: begun in one and not complete, with ``tokens_in`` tokens; ``begun``: in this step; ``given_up``:
+    begun ones whose prompts come again before they were judged; ``generated``: complete and judged. ``seen``: scored,
+    with ``talked`` conversations, ``failed`` ones among them; ``told``: begun ones that a round's line has named."""
 
+    run: Counter[str]
     carried_in: int
     unfinished_in: int = 0
     tokens_in: int = 0
     begun: int = 0
     given_up: int = 0
     rounds: int = 0
+    seen: int = 0
+    talked: int = 0
+    failed: int = 0
+    told: int = 0
     episodes: list[Episode] = field(default_factory=list)
     generated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     started: float = field(default_factory=time.perf_counter)
+
+    def begin(self, count: int) -> None:
+        self.begun += count
+        self.run["begun"] += count
+
+    def give_up(self, begun: Sequence[Begun]) -> None:
+        """Their tokens are no longer under way, and count as written by this step where it wrote them."""
+        self.given_up += len(begun)
+        self.run["given_up"] += len(begun)
+        self.tokens_in -= sum(b.model_tokens for b in begun)
+
+    def see(self, group: Group) -> None:
+        """A group is complete."""
+        self.seen += 1
+        self.talked += len(group.episodes)
+        self.failed += sum(episode.end == "error" for episode in group.episodes)
+
+    def judge(self, group: Group) -> None:
+        """It is accepted, or dropped next."""
+        self.generated += 1
+        self.run["generated"] += 1
+        self.episodes += group.episodes
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] += count
+        self.run["dropped"] += count
 
     def stats(
         self,
@@ -42,17 +78,20 @@ class Ledger:
         unfinished_tokens: int,
         failures: int,
     ) -> dict[str, float]:
-        """The step that trains on ``groups`` with weights ``version``.
+        """The step that trains on ``groups`` with weights ``version``; closes its books.
 
         generated + carried_in == trained + carried + dropped, and begun + unfinished_in == generated + unfinished +
-        given_up, always.
+        given_up, always; over the run nothing comes in.
         """
-        dropped = self.dropped.total()
+        dropped, run = self.dropped.total(), self.run
+        run["trained"] += len(groups)
         assert self.generated + self.carried_in == len(groups) + carried + dropped
         assert self.begun + self.unfinished_in == self.generated + unfinished + self.given_up
+        assert run["generated"] == run["trained"] + carried + run["dropped"], run
+        assert run["begun"] == run["generated"] + unfinished + run["given_up"], run
         seconds = time.perf_counter() - self.started
         tokens = sum(e.num_model_tokens for e in self.episodes) + unfinished_tokens - self.tokens_in
-        uniform = dropped - sum(self.dropped[reason] for reason in (INVALID, STALE, SURPLUS))
+        uniform = sum(count for reason, count in self.dropped.items() if reason.startswith(NO_SPREAD))
         stats: dict[str, float] = {
             "rollout/groups_generated": self.generated,
             "rollout/groups_trained": len(groups),
@@ -70,6 +109,7 @@ class Ledger:
             "rollout/reward_failures": failures,
         }
         stats |= {f"rollout/dropped/{slug(reason)}": count for reason, count in sorted(self.dropped.items())}
+        stats |= {f"rollout/run/groups_{name}": count for name, count in sorted(run.items())}
         if groups:
             stats |= staleness(groups, version)
         if self.generated:

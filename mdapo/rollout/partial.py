@@ -55,7 +55,8 @@ class Pacing:
         """Groups to be complete when a partial round ends: in proportion, where there is no room for more."""
         return min(wanted, max(math.floor(under_way / self.over_sampling), 1))
 
-    def must_wait(self, unended: Iterable[tuple[int, int]], version: int) -> bool:
-        """``unended``: (v, groups begun with version v or before that are not complete), ascending."""
+    def must_wait(self, unended: Iterable[tuple[int, int]], version: int, *, wave: int | None = None) -> bool:
+        """``unended``: (v, groups begun with version v or before that are not complete), ascending. ``wave``: groups
+        that make a batch, where that is known better."""
         oldest = version - self.max_staleness
-        return any(count > (begun - oldest) * self.wave for begun, count in unended)
+        return any(count > (begun - oldest) * (wave or self.wave) for begun, count in unended)

@@ -115,6 +115,14 @@ class Running:
             self._unended[begun.version] -= not begun.ended
         self.begun = [begun for begun in self.begun if not begun.taken]
 
+    def renew(self, version: int) -> None:
+        """Groups of which no token is written count as begun now, with the engine's new weights."""
+        for begun in self.begun:
+            if begun.version != version and begun.model_tokens == 0 and not begun.ended:
+                self._unended[begun.version] -= 1
+                self._unended[version] += 1
+                begun.version = version
+
     def start(self) -> None:
         """Everything goes on."""
         if self.paused:

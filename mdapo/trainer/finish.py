@@ -36,13 +36,16 @@ def finish(t: Trainer) -> int:
     if t.journal is not None:
         before = t.state.before
         names = sorted({name.removeprefix("eval/") for name in (*before, *after)})
-        summary: dict[str, float | int] = {"steps": t.state.step, "seconds": round(t.seconds, 1)}
+        summary: dict[str, float | int] = {"steps": t.state.step, "updates": t.state.updates}
+        summary["seconds"] = round(t.seconds, 1)
         for name in names:
             summary |= {f"{name}_{when}": m[f"eval/{name}"] for when, m in (("before", before), ("after", after)) if m}
         t.journal.summarise(summary)
         if before and after:
             t.journal.console.show(comparison(before, after))
-        t.say(f"{t.state.step} steps in {t.seconds:.0f} s; conversations in {t.journal.path / 'episodes'}")
+        ended = f" of {t.config.run.total_steps}, where the data ends" if t.state.exhausted else ""
+        done = f"{t.state.step} steps{ended} ({t.state.updates} optimizer steps) in {t.seconds:.0f} s"
+        t.say(f"{done}; conversations in {t.journal.path / 'episodes'}")
     return 0
 
 

@@ -30,7 +30,9 @@ def make_record(
 ) -> StepRecord:
     """Close the step's books: prompts trained are committed, numbers joined; timers start over."""
     synced = t.synced if updates else {}
+    t.state.updates += sum(not update.skipped for update in updates)
     numbers = {**credit, **actor_metrics(updates), **synced, **t.timers.pop(), "version": t.state.version}
+    numbers["actor/updates_total"] = t.state.updates
     record = StepRecord(t.state.step, metrics=numbers)
     if collected is not None:
         assert t.rollout is not None

@@ -16,9 +16,9 @@ from mdapo.environments.aside import Aside
 from mdapo.environments.calling import load_environment
 from mdapo.errors import UserError
 from mdapo.rewards.runner import RewardRunner, told
-from mdapo.rollout.ahead import AheadBatch
-from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
+from mdapo.rollout.dynamic_batch import Collected, Held
 from mdapo.rollout.engine import EngineError, SamplingParams
+from mdapo.rollout.kinds import batch_of
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.sync.compare import PROMPT_TOKENS, PROMPTS, TOKENS, Probed, probe
@@ -91,7 +91,7 @@ class LiveRollout:
         )
         self.opened = self._run(open_engine(config, logs=journal.path / SERVERS, say=journal.say), stop)
         self.engine: Engine | None = self.opened.engine
-        self.batch = (AheadBatch if config.rollout.mode == "async" else DynamicBatch)(
+        self.batch = batch_of(config)(
             self.engine,
             self.chat,
             make,

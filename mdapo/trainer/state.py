@@ -29,12 +29,13 @@ Moment = tuple[int, bool]  # step, and whether it waits for its evaluation
 class TrainState:
     """Counters, the same on every rank.
 
-    ``before``: the first evaluation, kept for the table at the end. ``waiting``: the numbers of a step that was trained
-    and waits for its evaluation.
+    ``updates``: optimizer steps made. ``before``: the first evaluation, kept for the table at the end. ``waiting``: the
+    numbers of a step that was trained and waits for its evaluation.
     """
 
     step: int = 0
     version: int = 0
+    updates: int = 0
     skipped_in_a_row: int = 0
     exhausted: bool = False
     waiting: dict[str, float] | None = None

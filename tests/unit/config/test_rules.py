@@ -60,6 +60,22 @@ def good(tmp_path: Path) -> Path:
         ("rollout.mode=partial rollout.max_staleness=0", "rollout.max_staleness: 0 lets no conversation"),
         ("rollout.mode=partial rollout.over_sampling=2.1", "rollout.over_sampling: 2.1 begins more groups than"),
         ("rollout.mode=partial algorithm.filter_groups.carry_over=false", "algorithm.filter_groups.carry_over: false"),
+        (
+            "algorithm.filter_groups.threshold_range=[1, 0.5]",
+            "algorithm.filter_groups.threshold_range: must be two numbers, the lower one first, not [1, 0.5]",
+        ),
+        (
+            "algorithm.filter_groups.enable=false algorithm.filter_groups.filter=adaptive",
+            "algorithm.filter_groups.filter: adaptive is part of dynamic sampling",
+        ),
+        (
+            "algorithm.filter_groups.enable=false algorithm.filter_groups.skip_prompts.enable=true",
+            "algorithm.filter_groups.skip_prompts.enable: true skips prompts whose groups would be dropped, and none",
+        ),
+        (
+            "algorithm.filter_groups.fill=balanced algorithm.filter_groups.carry_over=false",
+            "algorithm.filter_groups.fill: balanced chooses, and what it leaves must wait",
+        ),
         ("rollout.over_sampling=0.5", "rollout.over_sampling: must be at least 1"),
         ("algorithm.rollout_correction.rollout_rs=token", "algorithm.rollout_correction.rollout_rs_threshold: must be"),
         ("algorithm.rollout_correction.rollout_is_threshold=0.9", "algorithm.rollout_correction.rollout_is_thres"),
