@@ -58,7 +58,7 @@ def check(path: str | Path, overrides: Sequence[str] = (), *, world_size: int | 
         return _report([], error.problems)
     config = loaded.config
     model, problems = read_model(config.model.path)
-    found = plan(config, world_size=world_size, model=model)
+    found = plan(config, world_size=world_size, model=model, device_bytes=_rank_bytes_here(config))
     blocks = ["# configuration\n" + loaded.resolved_yaml().rstrip(), "# plan\n" + render_plan(found, config, model)]
     if model is not None and not problems:
         problems = weight_problems(config.model.path, model)
@@ -97,6 +97,15 @@ def _device_here() -> str:
     from mdapo import device
 
     return device.current().kind
+
+
+def _rank_bytes_here(config: Config) -> Callable[[int], int] | None:
+    """The memory that adaptive lengths end at, where they do: looking for it takes time."""
+    if not config.rollout.adaptive_lengths.enable:
+        return None
+    from mdapo import device
+
+    return device.current().rank_bytes
 
 
 def _conversation(loaded: Loaded) -> str:

@@ -142,11 +142,13 @@ class Episode:
 
 @dataclass(frozen=True)
 class Group:
-    """The n episodes of one prompt. ``version`` is the weight version it was begun with."""
+    """The n episodes of one prompt. ``version`` is the weight version it was begun with, ``length_scale`` the scale of
+    its budgets, which it keeps (``rollout.adaptive_lengths``)."""
 
     prompt: Prompt
     episodes: tuple[Episode, ...]
     version: int
+    length_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ turns are worth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -70,38 +69,6 @@ def advantages(
             assert estimator == "group_mean", estimator
         result[members] = centred
     return result.astype(np.float32)
-
-
-def turn_advantages(
-    values_N: np.ndarray,
-    before: Sequence[Sequence[float]],
-    group_N: np.ndarray,
-    *,
-    estimator: Estimator,
-    valid_N: np.ndarray | None = None,
-    tokens: Sequence[Sequence[int]] | None = None,
-) -> list[np.ndarray]:
-    """Advantage of each agent turn of each episode, float32 [turns] x N.
-
-    ``before[i][t]`` is the value of episode i as it stood before its turn t, so that the turn and what came after it
-    gained ``G = values_N[i] - before[i][t]``, the return of a potential-based reward (Ng, Harada and Russell, 1999).
-
-    ``group_norm``, ``group_mean`` and ``rloo`` compare ``G`` with that of the same turn in the group's other episodes
-    (turn-level credit as in MT-GRPO, arXiv 2505.11821; there with a reward a turn in the place of G); a turn that no
-    other episode of the group had gets 0. ``reinforce++`` knows neither groups nor turns: its baseline is the mean
-    over the whole batch (arXiv 2501.03262, global batch normalisation), here over all turns of all valid episodes,
-    first or last, every token counting once (``tokens[i][t]``, the model tokens of the turn; None: every turn counts
-    once). A turn without peers is compared like any other.
-    """
-    sizes = [len(turns) for turns in before]
-    episode_M = np.repeat(np.arange(len(sizes)), sizes)
-    turn_M = np.concatenate([np.arange(size) for size in sizes]) if sizes else np.zeros(0, np.int64)
-    gained_M = np.asarray(values_N, np.float64)[episode_M] - np.array([v for turns in before for v in turns])
-    _, peers_M = np.unique(np.stack([np.asarray(group_N)[episode_M], turn_M]), axis=1, return_inverse=True)
-    valid_M = None if valid_N is None else np.asarray(valid_N, bool)[episode_M]
-    tokens_M = None if tokens is None else np.array([n for turns in tokens for n in turns], np.int64)
-    found_M = advantages(gained_M, peers_M.reshape(-1), estimator=estimator, valid_N=valid_M, tokens_N=tokens_M)
-    return np.split(found_M, np.cumsum(sizes)[:-1])
 
 
 def spread(advantage_N: np.ndarray, mask_P: np.ndarray, lengths_N: np.ndarray, *, gamma: float = 1.0) -> np.ndarray:

@@ -179,6 +179,7 @@ ELSEWHERE = {
     "tp_size": "parallel.tensor",
     "train_batch_size": "data.train_prompt_bsz",
     "train_dataset": "data.train_files",
+    "turn_credit": "algorithm.advantage.credit and algorithm.advantage.turn_share",  # of mdapo before 0.1.0
     "use_kl_loss": "algorithm.kl.enable",
     "use_kl_in_reward": "algorithm.kl.enable",
     "warmup_ratio": "actor.lr_warmup_steps",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mdapo.config.lengths import largest_scale, token_len
 from mdapo.config.model_facts import ModelFacts
 from mdapo.config.schema import Config
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER_AND_MOMENTS = {"float32": 8, "bfloat16": 12}  # AdamW's two moments, and the fp32 master of a bf16 weight
+SHARE = 0.8  # of a device that an estimate may fill: allocators, kernels and collectives' buffers need the rest
 MAIN_GRAD = 4  # gradients are accumulated in fp32
 # Of ops/token_logprob.py: one tile of logits at a time; and of every scored token its hidden state, that state without
 # idle rows, its gradient, and the fp32 sum of that.
@@ -34,10 +36,26 @@ class Memory:
 
 def estimate(config: Config, model: ModelFacts, *, dp: int, longest: int, micro_batches: int) -> Memory:
     """``longest`` tokens of the longest sample; ``micro_batches`` of one rank in an optimizer step."""
+    tokens = micro_batch_tokens(config, longest)
+    return _with_tokens(tokens, config, model, dp=dp, micro_batches=micro_batches)
+
+
+def largest_micro_batch(config: Config, model: ModelFacts, *, dp: int, micro_batches: int, device_bytes: int) -> int:
+    """Tokens of the largest micro-batch whose estimate, with the in-process engine's, fills ``SHARE`` of the device of
+    the fullest rank; 0 where none does. Servers on the actor's devices are not counted."""
+
+    def needed(tokens: int) -> int:
+        found = _with_tokens(tokens, config, model, dp=dp, micro_batches=micro_batches)
+        return found.training + found.engine
+
+    fixed, many = needed(0), 1 << 20
+    return max(int((SHARE * device_bytes - fixed) * many / (needed(many) - fixed)), 0)
+
+
+def _with_tokens(tokens: int, config: Config, model: ModelFacts, *, dp: int, micro_batches: int) -> Memory:
     parallel, size = config.parallel, BYTES[config.model.dtype]
     weights = stage_parameters(model, tp=parallel.tensor, pp=parallel.pipeline)
     shards = dp if parallel.distributed_optimizer else 1
-    tokens = micro_batch_tokens(config, longest)
     # Interleaving keeps more micro-batches alive than plain 1F1B by this factor (arXiv 2205.05198, section 4.2.3).
     in_flight = min(parallel.pipeline, micro_batches)
     interleaved = 1 + (parallel.pipeline - 1) / (parallel.pipeline * parallel.virtual_pipeline)
@@ -61,7 +79,7 @@ def estimate(config: Config, model: ModelFacts, *, dp: int, longest: int, micro_
 def micro_batch_tokens(config: Config, longest: int) -> int:
     """Tokens of the largest micro-batch."""
     if config.actor.use_dynamic_bsz:
-        return max(config.actor.ppo_max_token_len, longest)
+        return max(token_len(config, largest_scale(config)), longest)
     return config.actor.ppo_micro_batch_size * longest
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mdapo.config.lengths import largest_scale, longest_sequence, token_len
 from mdapo.config.load import Loaded
-from mdapo.config.memory import Memory, estimate
+from mdapo.config.memory import SHARE, Memory, estimate, largest_micro_batch
 from mdapo.config.model_facts import ModelFacts, read_model, tokenizer_problems
 from mdapo.config.paths import why_no_file, why_no_folder
 from mdapo.config.placement import rank_problems, server_python_problems
 from mdapo.config.problems import Problem, either, lines
-from mdapo.config.rules import MOST_GROUPS, longest_sequence
+from mdapo.config.rules import MOST_GROUPS
 from mdapo.config.schema import Config
 from mdapo.errors import UserError
 
@@ -40,13 +41,21 @@ class RunPlan:
     micro_samples: int  # at least so many fit in a micro-batch
     micro_batches: int  # of a mini-batch on one rank
     memory: Memory | None
+    token_cap: int | None  # tokens of the largest micro-batch that memory allows; None: not known, or not asked
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
 
-def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) -> RunPlan:
+def plan(
+    config: Config,
+    *,
+    world_size: int | None,
+    model: ModelFacts | None,
+    device_bytes: Callable[[int], int] | None = None,
+) -> RunPlan:
     """Pure arithmetic. Without ``world_size``, the smallest number of ranks that the layout allows; without ``model``,
-    nothing that depends on its shape."""
+    nothing that depends on its shape. ``device_bytes``: memory for each of so many ranks, which adaptive lengths end
+    at; None: it is not known here."""
     parallel, actor = config.parallel, config.actor
     replica = parallel.tensor * parallel.pipeline
     world = world_size if world_size is not None else replica * (parallel.data or 1)
@@ -61,9 +70,13 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
     micro_batches = max(-(-rank_samples // micro_samples), min(parallel.pipeline, rank_samples))
     micro_batches = -(-micro_batches // multiple) * multiple
     problems = [*_ranks(config, world), *rank_problems(config, world=world), *_batch(config, dp), *_tokens(config)]
-    memory = None
+    memory, token_cap = None, None
     if model is not None:
         problems += _model(config, model)
+        if device_bytes is not None and config.rollout.adaptive_lengths.enable:
+            available = device_bytes(world)
+            token_cap = largest_micro_batch(config, model, dp=dp, micro_batches=micro_batches, device_bytes=available)
+            problems += _adaptive_lengths(config, token_cap, available)
         memory = estimate(config, model, dp=dp, longest=longest, micro_batches=micro_batches)
     return RunPlan(
         world=world,
@@ -79,6 +92,7 @@ def plan(config: Config, *, world_size: int | None, model: ModelFacts | None) ->
         micro_samples=micro_samples,
         micro_batches=micro_batches,
         memory=memory,
+        token_cap=token_cap,
         problems=tuple(problems),
         notes=tuple(_notes(config, model, micro_batches)),
     )
@@ -194,6 +208,27 @@ def _tokens(config: Config) -> Iterator[Problem]:
         yield Problem("actor.ppo_max_token_len", text, ("parallel.tensor",))
 
 
+def _adaptive_lengths(config: Config, token_cap: int, available: int) -> Iterator[Problem]:
+    """The longest sample must fit into the largest micro-batch that there may be."""
+    adaptive, longest = config.rollout.adaptive_lengths, longest_sequence(config)
+    multiple = config.parallel.tensor if config.parallel.sequence else 1
+    most = token_len(config, largest_scale(config), memory_cap=token_cap)
+    if config.actor.over_cap != "error" or most // multiple * multiple >= longest:
+        return
+    need = -(-longest // multiple) * multiple
+    if adaptive.max_token_len is not None:
+        text = f"{most} holds no sample of {longest} tokens; set {need} or more"
+        yield Problem("rollout.adaptive_lengths.max_token_len", text, ("parallel.tensor",))
+        return
+    yield Problem(
+        "rollout.adaptive_lengths.longer",
+        f"{adaptive.longer:g} makes samples of {longest} tokens; here, {SHARE:.0%} of a rank's "
+        f"{available / 2**30:.1f} GiB hold a micro-batch of {token_cap}, by estimate; make it smaller, or set "
+        f"rollout.adaptive_lengths.max_token_len={need} if you know better",
+        ("rollout.max_response_len", "data.max_prompt_len", "rollout.adaptive_lengths.max_token_len"),
+    )
+
+
 def _model(config: Config, model: ModelFacts) -> Iterator[Problem]:
     parallel, context = config.parallel, config.model.max_context
     divided = math.gcd(model.heads, model.kv_heads, model.ffn, model.hidden if parallel.sequence else 0)
@@ -246,6 +281,12 @@ def _notes(config: Config, model: ModelFacts | None, micro_batches: int) -> Iter
         yield "actor.min_lr does nothing with actor.lr_decay=constant"
     if config.algorithm.kl.enable and config.algorithm.kl.coef == 0:
         yield "algorithm.kl.coef=0: the reference model runs, its KL is only reported"
+    adaptive = config.rollout.adaptive_lengths
+    if adaptive.enable and config.rollout.max_turns <= adaptive.turns_above:
+        yield (
+            f"rollout.max_turns={config.rollout.max_turns} never averages more than "
+            f"rollout.adaptive_lengths.turns_above={adaptive.turns_above:g}: lengths never grow"
+        )
     if not data.val_files:
         yield "no data.val_files: nothing is evaluated"
 

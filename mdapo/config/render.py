@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mdapo.config.memory import Memory
+from mdapo.config.lengths import scaled, token_len
+from mdapo.config.memory import SHARE, Memory
 from mdapo.config.model_facts import ModelFacts
 from mdapo.config.plan import RunPlan, balance_objective
 from mdapo.config.schema import Config
@@ -34,7 +35,7 @@ def render_plan(plan: RunPlan, config: Config, model: ModelFacts | None) -> str:
 
 def _batch(plan: RunPlan, config: Config) -> Rows:
     actor, n = config.actor, config.rollout.n_resp_per_prompt
-    prompt, response = config.data.max_prompt_len, config.rollout.max_response_len
+    prompt = config.data.max_prompt_len
     rounds = config.algorithm.filter_groups.max_num_gen_batches if config.algorithm.filter_groups.enable else None
     most = f", at most {rounds} rounds a step" if rounds else ""
     epochs = f" (x {actor.ppo_epochs} epochs)" if actor.ppo_epochs > 1 else ""
@@ -48,10 +49,30 @@ def _batch(plan: RunPlan, config: Config) -> Rows:
         ("generation", f"{plan.gen_prompts} prompts x {n} = {plan.gen_prompts * n:,} episodes a round{most}"),
         ("optimizer steps", f"{plan.mini_batches} a step{epochs}, of {plan.mini_samples:,} samples"),
         ("a rank's share", f"{plan.rank_samples:,} samples of each optimizer step (data-parallel {plan.dp})"),
-        ("longest sample", f"{plan.longest:,} tokens: prompt {prompt:,} + response {response:,}"),
+        ("longest sample", f"{plan.longest:,} tokens: prompt {prompt:,} + response {plan.longest - prompt:,}"),
         ("micro-batches", f"{cut}; if all samples were longest: {plan.micro_batches:,} a rank, {least}"),
+        *_adaptive(plan, config),
         ("levelled", f"by FLOPs, {LEVELLED[balance_objective(config)]}"),
         ("whole run", f"{config.run.total_steps:,} steps, {config.run.total_steps * plan.samples:,} samples"),
+    ]
+
+
+def _adaptive(plan: RunPlan, config: Config) -> Rows:
+    """What lengths adapt to, and what they end at."""
+    adaptive, rollout = config.rollout.adaptive_lengths, config.rollout
+    if not adaptive.enable:
+        return []
+    scales = (adaptive.shorter, 1.0, adaptive.longer)
+    responses = " / ".join(f"{scaled(rollout.max_response_len, scale):,}" for scale in scales)
+    tokens = " / ".join(f"{token_len(config, scale, memory_cap=plan.token_cap):,}" for scale in scales)
+    most = adaptive.max_token_len
+    why = f"rollout.adaptive_lengths.max_token_len={most:,}" if most is not None else "as memory is not known here, any"
+    if most is None and plan.token_cap is not None:
+        why = f"{plan.token_cap:,} by an estimate of memory, of which {SHARE:.0%} may be filled"
+    turns = f"below {adaptive.turns_below:g} / else / above {adaptive.turns_above:g} turns on average"
+    return [
+        ("adaptive lengths", f"responses {responses}, micro-batches {tokens} tokens, {turns}"),
+        ("hard cap", f"micro-batches: {why}; a conversation: model.max_context={config.model.max_context:,}"),
     ]
 
 

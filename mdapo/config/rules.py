@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from mdapo.config.lengths import scaled, token_len
 from mdapo.config.placement import placement_rules
 from mdapo.config.problems import Problem, either
 from mdapo.config.schema import MIN_TEMPERATURE, Config
@@ -18,13 +19,9 @@ _LOCAL = re.compile(r"https?://(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:|/|$)")
 
 def check_rules(config: Config) -> list[Problem]:
     """Everything that contradicts itself."""
-    checks = (_run, _lengths, _batch, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
+    lengths = (_lengths, _adaptive_lengths)
+    checks = (_run, *lengths, _batch, _rollout, _algorithm, _actor, _sync, _parallel, placement_rules, _debug)
     return [problem for check in checks for problem in check(config)]
-
-
-def longest_sequence(config: Config) -> int:
-    """Tokens of the longest sample there can be."""
-    return min(config.data.max_prompt_len + config.rollout.max_response_len, config.model.max_context)
 
 
 def _run(config: Config) -> Iterator[Problem]:
@@ -74,12 +71,46 @@ def _lengths(config: Config) -> Iterator[Problem]:
     if config.actor.share_prefix is True and not config.actor.use_remove_padding:
         yield Problem("actor.share_prefix", "true needs actor.use_remove_padding=true", ("actor.use_remove_padding",))
     buffer = config.reward.overlong_buffer_cfg
-    if buffer.enable and buffer.len > response:
+    if buffer.enable and buffer.len != "auto" and buffer.len > response:
         yield Problem(
             "reward.overlong_buffer_cfg.len",
             f"{buffer.len} is more than rollout.max_response_len={response}; set at most that",
             length_keys[1:2],
         )
+
+
+def _adaptive_lengths(config: Config) -> Iterator[Problem]:
+    adaptive, base = config.rollout.adaptive_lengths, config.actor.ppo_max_token_len
+    if not adaptive.enable:
+        return
+    at = "rollout.adaptive_lengths"
+    if adaptive.turns_below + adaptive.hysteresis > adaptive.turns_above:
+        yield Problem(
+            f"{at}.hysteresis",
+            f"turns_below + hysteresis = {adaptive.turns_below:g} + {adaptive.hysteresis:g} is more than turns_above="
+            f"{adaptive.turns_above:g}: lengths would go from one end to the other at once",
+            (f"{at}.turns_below", f"{at}.turns_above"),
+        )
+    if not config.actor.use_dynamic_bsz:
+        text = "true needs actor.use_dynamic_bsz=true: micro-batches of so many samples grow with them past any cap"
+        yield Problem(f"{at}.enable", text, ("actor.use_dynamic_bsz",))
+    response = scaled(config.rollout.max_response_len, adaptive.longer)
+    longest, context = config.data.max_prompt_len + response, config.model.max_context
+    if longest > context:
+        yield Problem(
+            f"{at}.longer",
+            f"{adaptive.longer:g} x rollout.max_response_len={config.rollout.max_response_len} is {response}; with "
+            f"data.max_prompt_len={config.data.max_prompt_len} that is more than model.max_context={context}; set "
+            f"model.max_context={longest} or more, or shorten those",
+            ("rollout.max_response_len", "data.max_prompt_len", "model.max_context"),
+        )
+    most = adaptive.max_token_len
+    if most is not None and most < base:
+        text = f"{most} is less than actor.ppo_max_token_len={base}, which it lets grow; set at least that"
+        yield Problem(f"{at}.max_token_len", text, ("actor.ppo_max_token_len",))
+    elif most is not None and config.actor.over_cap == "error" and token_len(config, adaptive.longer) < longest:
+        text = f"{most} is less than the longest sample, {longest} tokens; set at least that"
+        yield Problem(f"{at}.max_token_len", text, (f"{at}.longer", "rollout.max_response_len", "data.max_prompt_len"))
 
 
 def _batch(config: Config) -> Iterator[Problem]:
@@ -179,6 +210,14 @@ def _algorithm(config: Config) -> Iterator[Problem]:
             f"must be set with rollout_rs={correction.rollout_rs}: ratios above it are masked; 2 is usual, 1.001 for "
             "geometric",
             ("algorithm.rollout_correction.rollout_rs",),
+        )
+    advantage = algorithm.advantage
+    if advantage.credit == "turn" and advantage.turn_share == 1.0 and algorithm.gamma != 1.0:
+        yield Problem(
+            "algorithm.gamma",
+            f"{algorithm.gamma:g} is the discount of the episode's part, of which algorithm.advantage.turn_share=1 "
+            "leaves nothing; set algorithm.advantage.turn_gamma, or a smaller share",
+            ("algorithm.advantage.credit", "algorithm.advantage.turn_share"),
         )
     n_key = "rollout.n_resp_per_prompt"
     if n == 1 and algorithm.advantage_estimator != "reinforce++":

@@ -88,6 +88,19 @@ class ValSampling(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
 
+class AdaptiveLengths(Section):
+    """Budgets that follow the dialogues' turns (mdapo/algorithms/lengths.py)."""
+
+    enable: bool = False
+    turns_above: PositiveFloat = 5.0  # mean turns of a dialogue
+    longer: Annotated[float, Field(ge=1.0, le=1000.0)] = 1.5  # times the base
+    turns_below: PositiveFloat = 2.0
+    shorter: Annotated[float, Field(ge=0.001, le=1.0)] = 0.7
+    hysteresis: NonNegativeFloat = 0.5  # turns
+    decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9  # of a step's weight in the running mean, a step
+    max_token_len: Positive | None = None  # most of actor.ppo_max_token_len; default: what memory allows
+
+
 class Rollout(Section):
     engine: Literal["local", "sglang"] = "local"
     mode: Literal["sync", "partial", "async"] = "sync"
@@ -114,12 +127,13 @@ class Rollout(Section):
     dtype: Literal["float32", "bfloat16"] | None = None  # of the local engine; default: model.dtype
     max_running: Positive = 64  # dialogues decoded together
     episode_timeout_s: Seconds = 600.0
+    adaptive_lengths: AdaptiveLengths = AdaptiveLengths()
     engine_args: dict[str, Any] = {}
 
 
 class OverlongBuffer(Section):
     enable: bool = False
-    len: Positive = 128
+    len: Positive | Literal["auto"] = 128
     penalty_factor: NonNegativeFloat = 1.0
 
 
@@ -142,6 +156,14 @@ class FilterGroups(Section):
     on_limit: Literal["train_partial", "skip", "stop"] = "train_partial"
     tolerance: Fraction = 1e-6  # relative: spread at or below it counts as none
     carry_over: bool = True
+
+
+class Advantage(Section):
+    """What a token is credited with (mdapo/algorithms/advantages.py, turn_credit.py)."""
+
+    credit: Literal["episode", "turn"] = "episode"
+    turn_share: Fraction = 1.0  # of a token's advantage, that of its own turn; the rest is the episode's
+    turn_gamma: Fraction = 1.0  # per turn of the policy
 
 
 class Kl(Section):
@@ -173,8 +195,8 @@ class Algorithm(Section):
     clip_ratio_c: Annotated[float, Field(gt=1.0, le=MAX_NUMBER)] | None = None  # dual clip; None: off
     entropy_coef: SignedFloat = 0.0
     mask_truncated: bool = False  # truncated episodes carry no loss
-    gamma: Fraction = 1.0
-    turn_credit: Fraction = 0.0  # share of a token's advantage that is its own turn's; the rest is the episode's
+    gamma: Fraction = 1.0  # per token of the policy; of the episode's part
+    advantage: Advantage = Advantage()
     kl: Kl = Kl()
     filter_groups: FilterGroups = FilterGroups()
     rollout_correction: RolloutCorrection = RolloutCorrection()

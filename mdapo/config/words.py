@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -67,11 +68,18 @@ def describe(value: Any) -> str:
 
 def problems_of(error: ValidationError) -> list[Problem]:
     """One problem a schema error, in the schema's order, without pydantic's own words."""
-    result = []
+    result: list[Problem] = []
+    choices: dict[str, list[str]] = {}  # what a key of several types may be
     for item in error.errors(include_url=False):
-        key = _dotted(item["loc"])
+        key = _key(item["loc"])
         if item["type"] == "extra_forbidden":
             result += _unknown([str(p) for p in item["loc"]], item["input"])
+        elif key != _dotted(item["loc"]):
+            found = describe(item["input"])
+            choices.setdefault(key, []).append(_say(item).removeprefix("must be ").removesuffix(f", not {found}"))
+            wanted = ", or ".join(choices[key]).replace("one of ", "")
+            result = [p for p in result if p.key != key]
+            result.append(Problem(key, f"must be {wanted}, not {found}"))
         else:
             keys = _required_in(key) if item["type"] == "missing" else [key]
             result += [Problem(k, _say(item)) for k in keys]
@@ -80,7 +88,15 @@ def problems_of(error: ValidationError) -> list[Problem]:
 
 def spoilt_by(error: ValidationError) -> set[str]:
     """The keys to take out so that the rest can be looked at."""
-    return {_dotted(item["loc"]) for item in error.errors(include_url=False)}
+    return {_key(item["loc"]) for item in error.errors(include_url=False)}
+
+
+def _key(loc: Sequence[int | str]) -> str:
+    """The dotted key; pydantic puts the type it tried behind one that may be of several."""
+    above = _dotted(loc[:-1])
+    annotation = next((field.annotation for key, field in keys_of() if key == above), None)
+    several = sum(kind is not type(None) for kind in get_args(annotation)) > 1
+    return above if several and get_origin(annotation) in (Union, UnionType) else _dotted(loc)
 
 
 def _dotted(loc: Iterable[int | str]) -> str:

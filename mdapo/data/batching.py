@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mdapo.algorithms.advantages import advantages, spread, turn_advantages
+from mdapo.algorithms.advantages import advantages, spread
 from mdapo.algorithms.losses import token_weights
 from mdapo.algorithms.overlong import overlong_penalty
+from mdapo.algorithms.turn_credit import turn_advantages
 from mdapo.config.flops import TOKENS_ONLY, WorkModel
+from mdapo.config.lengths import scaled
 from mdapo.data.bundles import plan_bundles
 from mdapo.data.padded import plan_padded
 from mdapo.data.shares import Share, pack_shares, rows_of
@@ -28,13 +30,16 @@ if TYPE_CHECKING:
     from mdapo.types import Episode, Group, MicroBatch
 
 
-def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[Samples, dict[str, float]]:
+def make_samples(
+    groups: Sequence[Group], cfg: Config, *, overlong_len: int | None = None
+) -> tuple[Samples, dict[str, float]]:
     """One sample an episode, in order, with advantages and loss weights; and what was done, as numbers to log.
 
     An episode carries loss when it was scored, has a token of the policy, and (with ``algorithm.mask_truncated``) was
     not cut off. The others enter no statistic, no denominator, and have weight 0. The soft overlong penalty is added
-    to the value before the advantages, never to the outcome that filters look at. Weights are normalised over each
-    mini-batch of ``actor.ppo_mini_batch_size`` groups.
+    to the value before the advantages, never to the outcome that filters look at; ``overlong_len`` is its buffer, None
+    ``reward.overlong_buffer_cfg.len``, at most the budget that an episode began with, at whose end it is full. Weights
+    are normalised over each mini-batch of ``actor.ppo_mini_batch_size`` groups.
     """
     algorithm = cfg.algorithm
     assert algorithm.advantage_estimator is not None and algorithm.loss_agg_mode is not None
@@ -45,7 +50,7 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[Samples, dict[st
     scored_N = np.array([e.score is not None and e.score.valid for _, e in episodes], bool)
     cut_N = np.array([e.truncated for _, e in episodes], bool) & algorithm.mask_truncated
     carries_N = scored_N & ~cut_N & (tokens_N > 0)
-    penalty_N = np.array([_penalty(tokens, cfg) for tokens in tokens_N.tolist()], np.float64)
+    penalty_N = _penalties(tokens_N, [group.length_scale for group in groups], group_N, cfg, overlong_len)
     value_N = np.array([e.score.value if e.score is not None else 0.0 for _, e in episodes], np.float64) + penalty_N
     advantage_N = advantages(
         value_N, group_N, estimator=algorithm.advantage_estimator, valid_N=carries_N, tokens_N=tokens_N
@@ -61,7 +66,8 @@ def make_samples(groups: Sequence[Group], cfg: Config) -> tuple[Samples, dict[st
             max_response_len=cfg.rollout.max_response_len,
         )
     advantages_P = spread(advantage_N, mask_P, lengths_N, gamma=algorithm.gamma)
-    if share := algorithm.turn_credit:
+    if algorithm.advantage.credit == "turn":
+        share = algorithm.advantage.turn_share
         own_P = _turn_credit([e for _, e in episodes], value_N, group_N, carries_N, cfg)
         advantages_P = np.where(mask_P, (1.0 - share) * advantages_P + share * own_P, 0.0).astype(np.float32)
     weights_P = np.where(mask_P, np.repeat(weight_N, lengths_N), 0.0).astype(np.float32)
@@ -99,21 +105,22 @@ def plan_shares(
     micro_multiple: int = 1,
     at_least: int = 1,
     objective: Objective = "slowest",
+    max_token_len: int | None = None,
 ) -> list[Share]:
     """A share for each data-parallel rank: equal numbers of micro-batches on all ranks in every mini-batch.
 
     Samples without weight are left out, and so is a mini-batch that has no others. ``work`` is what samples cost.
     ``token_multiple`` rounds each micro-batch's tokens up (sequence parallelism), ``micro_multiple`` their number
     (virtual pipelines), which is ``at_least`` so many where samples suffice (pipelines); ``objective`` as `plan_step`
-    has it. A micro-batch never exceeds ``actor.ppo_max_token_len`` tokens, padding included. Raises ``UserError`` for a
-    longer sample unless ``actor.over_cap`` is ``alone``.
+    has it. A micro-batch never exceeds ``max_token_len`` tokens (None: ``actor.ppo_max_token_len``), padding included.
+    Raises ``UserError`` for a longer sample unless ``actor.over_cap`` is ``alone``.
     """
     rows, actor = rows_of(samples), cfg.actor
     own = np.flatnonzero(rows.trains_N)
     starts_N, tokens_N, scored_N = rows.starts_N[own], rows.lengths_N[own], rows.scored_N[own]
     group_N = samples.group_N[own]
     mini_N = np.unique(group_N // mini_batch_groups(cfg), return_inverse=True)[1]
-    cap = actor.ppo_max_token_len // token_multiple * token_multiple  # rounding up must not pass it
+    cap = (max_token_len or actor.ppo_max_token_len) // token_multiple * token_multiple  # rounding up must not pass it
     if actor.use_dynamic_bsz and actor.over_cap == "error":
         longer = own[tokens_N > cap]
         refuse_longer(rows.lengths_N[longer], cap, [samples.uids[i] for i in longer.tolist()])
@@ -185,7 +192,15 @@ def _turn_credit(
     estimator = cfg.algorithm.advantage_estimator
     assert estimator is not None
     tokens = [[int(t.mask.sum()) for t in episode.turns if t.role == "assistant"] for episode in episodes]
-    found = turn_advantages(value_N, before, group_N, estimator=estimator, valid_N=carries_N, tokens=tokens)
+    found = turn_advantages(
+        value_N,
+        before,
+        group_N,
+        estimator=estimator,
+        turn_gamma=cfg.algorithm.advantage.turn_gamma,
+        valid_N=carries_N,
+        tokens=tokens,
+    )
     sizes, values = [], []
     for episode, own in zip(episodes, found, strict=True):
         agent = iter(own.tolist())
@@ -194,16 +209,21 @@ def _turn_credit(
     return np.repeat(np.array(values), sizes)
 
 
-def _penalty(model_tokens: int, cfg: Config) -> float:
+def _penalties(
+    tokens_N: np.ndarray, scales: Sequence[float], group_N: np.ndarray, cfg: Config, overlong_len: int | None
+) -> np.ndarray:
+    """The overlong penalty of each episode, float64 [N]. ``scales``: of the budgets of each group."""
     buffer = cfg.reward.overlong_buffer_cfg
     if not buffer.enable:
-        return 0.0
-    return overlong_penalty(
-        model_tokens,
-        max_response_len=cfg.rollout.max_response_len,
-        buffer_len=buffer.len,
-        factor=buffer.penalty_factor,
-    )
+        return np.zeros(len(tokens_N))
+    wanted = buffer.len if overlong_len is None else overlong_len
+    assert wanted != "auto", "who has collected a step knows how long its dialogues are"
+    found = []
+    for tokens, group in zip(tokens_N.tolist(), group_N.tolist(), strict=True):
+        budget = scaled(cfg.rollout.max_response_len, scales[group])
+        room = min(wanted, budget)
+        found.append(overlong_penalty(tokens, max_response_len=budget, buffer_len=room, factor=buffer.penalty_factor))
+    return np.array(found, np.float64)
 
 
 def _mean(values: np.ndarray) -> float:

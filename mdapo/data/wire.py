@@ -138,8 +138,10 @@ def _metadata(data: bytes) -> dict[str, str]:
 
 def _group_header(group: Group) -> dict[str, Any]:
     prompt = group.prompt
+    scale = {} if group.length_scale == 1.0 else {"length_scale": group.length_scale}
     return {
         "version": group.version,
+        **scale,
         "prompt": {
             "uid": prompt.uid,
             "row": prompt.row,
@@ -188,7 +190,8 @@ def _group(entry: dict[str, Any], prompt_ids: _Reader, turns: Sequence[_Reader])
         )
         for e in entry["episodes"]
     ]
-    return Group(prompt=prompt, episodes=tuple(episodes), version=entry["version"])
+    scale = float(entry.get("length_scale", 1.0))
+    return Group(prompt=prompt, episodes=tuple(episodes), version=entry["version"], length_scale=scale)
 
 
 def _score(entry: dict[str, Any]) -> Score:

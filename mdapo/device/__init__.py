@@ -62,6 +62,11 @@ class Device:
         module = getattr(torch, self.kind)
         return {"total": module.mem_get_info(self.index)[1], "peak": module.max_memory_allocated(self.index)}
 
+    def rank_bytes(self, ranks_here: int) -> int:
+        """Of memory for each of so many ranks on this machine: a device is one rank's, a CPU's memory is divided."""
+        total = self.memory_bytes()["total"]
+        return total // ranks_here if self.kind == "cpu" else total
+
 
 def _keep_freed_memory() -> None:
     """Let glibc reuse the memory of freed tensors instead of giving it back and faulting it in again, zeroed.

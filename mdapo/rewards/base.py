@@ -1,4 +1,4 @@
-"""What a reward is: a plain function of one conversation, finished unless ``algorithm.turn_credit`` is on."""
+"""What a reward is: a plain function of one conversation, finished unless turns have credit of their own."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Reward(Protocol):
     """Return a number, a mapping of named parts with ``score`` (and, if you have it, ``acc``) among them, or a
     ``Score``.
 
-    ``messages`` is the whole conversation, prompt included. With ``algorithm.turn_credit`` the same function is also
-    asked of the conversation as it stood before each later agent turn (``end`` is how the whole one ended); one that
-    has no value for it may raise, and the value of the turn before stands.
+    ``messages`` is the whole conversation, prompt included. With ``algorithm.advantage.credit: turn`` the same
+    function is also asked of the conversation as it stood before each later agent turn (``end`` is how the whole one
+    ended); one that has no value for it may raise, and the value of the turn before stands.
 
     verl's ``(data_source, solution_str, ground_truth, extra_info)`` and TRL's ``(prompts, completions, **columns)``
     signatures are accepted as they are by ``rewards/runner.py``.

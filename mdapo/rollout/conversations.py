@@ -13,6 +13,7 @@ from mdapo.environments.aside import Aside
 from mdapo.environments.base import EnvironmentFactory
 from mdapo.rollout.engine import Engine, SamplingParams
 from mdapo.rollout.episode import Chat, Limits, run_episode
+from mdapo.rollout.lengths import Lengths
 from mdapo.rollout.pause import Pause
 from mdapo.rollout.seeds import seed_of
 from mdapo.types import Episode, Group, Prompt, Score
@@ -48,7 +49,8 @@ class Conversations:
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.engine, self.chat, self.environment, self.rewards = engine, chat, environment, rewards
-        self.config, self.limits, self.calls, self.progress = config, Limits.of(config), calls or Aside(), progress
+        self.config, self.calls, self.progress = config, calls or Aside(), progress
+        self.lengths = Lengths(config)
         self.failures: list[str] = []  # of this step or evaluation, why conversations ended with ``error``
 
     @property
@@ -63,14 +65,22 @@ class Conversations:
         return [*self.failures[:FAILURES_TOLD], *([f"... and {more} more"] if more > 0 else [])]
 
     async def groups(
-        self, prompts: Sequence[Prompt], names: Sequence[str], *, n: int, sampling: SamplingParams, version: int
+        self,
+        prompts: Sequence[Prompt],
+        names: Sequence[str],
+        *,
+        n: int,
+        sampling: SamplingParams,
+        version: int,
+        length_scale: float = 1.0,
     ) -> list[Group]:
         """All episodes of all prompts at once, scored; groups in order of ``prompts``. One exception ends them all."""
         finished = 0
 
         async def run(prompt: Prompt, index: int, name: str) -> Episode:
             nonlocal finished
-            episode = await self.scored(await self.talk(prompt, index, name=name, sampling=sampling))
+            episode = await self.talk(prompt, index, name=name, sampling=sampling, length_scale=length_scale)
+            episode = await self.scored(episode)
             finished += 1
             self.progress(f"{finished} of {len(prompts) * n} conversations")
             return episode
@@ -84,7 +94,7 @@ class Conversations:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         episodes = [tuple(task.result() for task in group) for group in running]
-        return [Group(p, group, version) for p, group in zip(prompts, episodes, strict=True)]
+        return [Group(p, group, version, length_scale) for p, group in zip(prompts, episodes, strict=True)]
 
     async def talk(
         self,
@@ -95,19 +105,20 @@ class Conversations:
         sampling: SamplingParams,
         begun: Episode | None = None,
         spent_s: float = 0.0,
+        length_scale: float = 1.0,
         pause: Pause | None = None,
     ) -> Episode:
         """One episode, not scored yet; ``unfinished`` when ``pause`` came. ``begun``: what it goes on from, after
-        ``spent_s`` seconds of its deadline."""
-        seed = self.config.run.seed
-        left_s = max(self.limits.timeout_s - spent_s, LEAST_S)
+        ``spent_s`` seconds of its deadline. ``length_scale`` is that of its budgets."""
+        seed, limits = self.config.run.seed, Limits.of(self.config, length_scale)
+        left_s = max(limits.timeout_s - spent_s, LEAST_S)
         return await run_episode(
             self.engine,
             lambda: self.environment(prompt, seed=seed_of(seed, "environment", name)),
             self.chat,
             prompt,
             index,
-            limits=replace(self.limits, timeout_s=left_s),
+            limits=replace(limits, timeout_s=left_s),
             sampling=sampling,
             session=f"{name}/{index}",
             group=name,

@@ -142,6 +142,8 @@ class DynamicBatch:
     def trained(self, collected: Collected) -> None:
         """The step that trained on these groups is done: the prompt cursor moves past them."""
         self.stream.commit(group.prompt.uid for group in collected.groups)
+        if changed := self.talks.lengths.trained():
+            self.notify(changed)
 
     async def pause(self) -> None:
         """Before the engine's weights change. Between steps nothing is under way."""
@@ -177,7 +179,10 @@ class DynamicBatch:
         names = [f"{self._dispatched + i}/{p.uid}" for i, p in enumerate(prompts)]
         n, sampling = self.config.rollout.n_resp_per_prompt, self.talks.sampling
         try:
-            groups = await self.talks.groups(prompts, names, n=n, sampling=sampling, version=version)
+            scale = self.talks.lengths.scale
+            groups = await self.talks.groups(
+                prompts, names, n=n, sampling=sampling, version=version, length_scale=scale
+            )
         except BaseException:  # cancelled, or a user's error: the prompts come again, first
             self.stream.put_back(p.uid for p in prompts)
             raise
@@ -213,7 +218,8 @@ class DynamicBatch:
         names = [f"{self._dispatched + i}/{p.uid}" for i, p in enumerate(prompts)]
         self._dispatched += len(prompts)
         ledger.begun += len(prompts)
-        self._running.add(Begun.new(name, p, n=n, version=version) for name, p in zip(names, prompts, strict=True))
+        scale, pairs = self.talks.lengths.scale, zip(names, prompts, strict=True)
+        self._running.add(Begun.new(name, p, n=n, version=version, length_scale=scale) for name, p in pairs)
 
     def _on_scored(self, begun: Begun) -> None:
         """A round takes its groups when it is over, in the order of dispatch."""
@@ -279,7 +285,7 @@ class DynamicBatch:
             unfinished=len(running.begun),
             unfinished_tokens=running.model_tokens,
             failures=failures.total(),
-        )
+        ) | self.talks.lengths.measure(ledger.episodes)
         exhausted = self.stream.exhausted and not self._kept and not running.begun
         return Collected(groups=groups, stats=stats, limit_reached=limit_reached, exhausted=exhausted)
 
@@ -305,6 +311,7 @@ class DynamicBatch:
             "stream": self.stream.state(),
             "dispatched": self._dispatched,
             "retried": sorted(self._retried),
+            "lengths": self.talks.lengths.state(),
             "unfinished": [{"name": begun.name, "seconds": list(begun.seconds)} for begun in running],
         }
         return Held(state, self.carried, tuple(begun.group for begun in running))
@@ -319,8 +326,17 @@ class DynamicBatch:
         self.stream.restore(state["stream"], held=uids)
         self._kept, self._dispatched = list(held.carried), int(state["dispatched"])
         self._retried = set(state["retried"])
+        if "lengths" in state:  # not in checkpoints of earlier versions
+            self.talks.lengths.restore(state["lengths"])
         self._running.take(self._running.begun)
         self._running.add(
-            Begun(entry["name"], group.prompt, group.version, list(group.episodes), list(entry["seconds"]))
+            Begun(
+                entry["name"],
+                group.prompt,
+                group.version,
+                list(group.episodes),
+                list(entry["seconds"]),
+                group.length_scale,
+            )
             for entry, group in unfinished
         )

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
+from mdapo.config.lengths import scaled
 from mdapo.config.schema import Config
 from mdapo.environments.aside import Aside
 from mdapo.environments.base import Environment, Observation, Tools
@@ -60,13 +61,14 @@ class Limits:
     timeout_s: float = 600.0
 
     @classmethod
-    def of(cls, cfg: Config) -> Limits:
+    def of(cls, cfg: Config, length_scale: float = 1.0) -> Limits:
+        """Those of the configuration, budgets times ``length_scale``; the context stays."""
         rollout = cfg.rollout
         return cls(
             max_turns=rollout.max_turns,
-            max_response_len=rollout.max_response_len,
+            max_response_len=scaled(rollout.max_response_len, length_scale),
             max_context=cfg.model.max_context,
-            max_turn_len=rollout.max_turn_len,
+            max_turn_len=None if rollout.max_turn_len is None else scaled(rollout.max_turn_len, length_scale),
             stop=tuple(rollout.stop),
             timeout_s=rollout.episode_timeout_s,
         )

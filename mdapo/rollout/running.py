@@ -29,14 +29,15 @@ ABORTS = 30  # after which turns at hand are given up; counted, so that a proces
 
 @dataclass(eq=False)
 class Begun:
-    """One group under way. ``name`` tells its seeds; ``version`` is the weight version it was begun with; ``seconds``
-    is what each conversation has used of its deadline."""
+    """One group under way. ``name`` tells its seeds; ``version`` is the weight version it was begun with and
+    ``length_scale`` the scale of its budgets; ``seconds`` is what each conversation has used of its deadline."""
 
     name: str
     prompt: Prompt
     version: int
     episodes: list[Episode]
     seconds: list[float] = field(default_factory=list)
+    length_scale: float = 1.0
     talking: int = field(init=False)  # conversations that are not over
     unscored: int = field(init=False)
     taken: bool = False  # no longer under way
@@ -48,9 +49,10 @@ class Begun:
         self.unscored = sum(episode.score is None for episode in self.episodes)
 
     @classmethod
-    def new(cls, name: str, prompt: Prompt, *, n: int, version: int) -> Begun:
+    def new(cls, name: str, prompt: Prompt, *, n: int, version: int, length_scale: float = 1.0) -> Begun:
         nothing = np.zeros(0, np.int32)
-        return cls(name, prompt, version, [Episode(prompt, i, nothing, (), (), UNFINISHED) for i in range(n)])
+        episodes = [Episode(prompt, i, nothing, (), (), UNFINISHED) for i in range(n)]
+        return cls(name, prompt, version, episodes, length_scale=length_scale)
 
     @property
     def ended(self) -> bool:
@@ -62,7 +64,7 @@ class Begun:
 
     @property
     def group(self) -> Group:
-        return Group(self.prompt, tuple(self.episodes), self.version)
+        return Group(self.prompt, tuple(self.episodes), self.version, self.length_scale)
 
     @property
     def model_tokens(self) -> int:
@@ -203,6 +205,7 @@ class Running:
                 sampling=self.talks.sampling,
                 begun=episode,
                 spent_s=begun.seconds[index],
+                length_scale=begun.length_scale,
                 pause=self._pause,
             )
             begun.seconds[index] += loop.time() - started

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from mdapo.algorithms.losses import make_loss_fn
 from mdapo.config.flops import TOKENS_ONLY, read_work_model
+from mdapo.config.lengths import step_token_len
 from mdapo.config.plan import balance_objective
-from mdapo.data.batching import micro_batches, plan_shares
+from mdapo.data.batching import make_samples, micro_batches, plan_shares
 from mdapo.data.wire import dump_share, load_share
 from mdapo.errors import NonFiniteError, NothingLearnableError, StorageError, UserError
 from mdapo.megatron import layout as ranks
@@ -31,6 +32,7 @@ from mdapo.sync.weights import sync_weights
 from mdapo.tracking.metrics import Timers
 from mdapo.trainer import state as state_io
 from mdapo.trainer.journal import EvalJournal, Journal
+from mdapo.trainer.report import memory_cap
 from mdapo.trainer.rollout import Rollout, build_rollout
 from mdapo.trainer.signals import RESUMES, Interrupted, StopSignal
 from mdapo.trainer.sync_check import check_sync
@@ -77,6 +79,7 @@ class Trainer:
         self.journal: Journal | None = None
         self.rollout: Rollout | None = None
         self.work = TOKENS_ONLY
+        self.token_cap: int | None = None  # of adaptive lengths (rank 0)
         try:
             self.share_errors(lambda: self._build_lead(loaded))
             self.loss_fn = make_loss_fn(self.config)
@@ -91,6 +94,7 @@ class Trainer:
     def _build_lead(self, loaded: Loaded) -> None:
         if self.loop is not None:
             self.work = read_work_model(self.config)
+            self.token_cap = memory_cap(loaded, world=self.layout.world)
             self.journal = EvalJournal(loaded) if self.only_evaluate else Journal(loaded)
             self.rollout = build_rollout(self.config, loop=self.loop, journal=self.journal, stop=self.stop)
 
@@ -167,6 +171,22 @@ class Trainer:
         """The step's groups on rank 0, None elsewhere."""
         return self.share_errors(lambda: self.lead.collect(version=self.state.version, stop=self.stop))
 
+    def credited(self, collected: Collected) -> tuple[Samples, dict[str, float]]:
+        """The step's samples with their advantages, and numbers to log (rank 0)."""
+        return make_samples(collected.groups, self.config, overlong_len=self.lead.lengths.overlong_len)
+
+    def token_len(self, samples: Samples) -> int:
+        """The cap of the step's micro-batches, in tokens (rank 0)."""
+        if not self.config.rollout.adaptive_lengths.enable:
+            return self.config.actor.ppo_max_token_len
+        return step_token_len(
+            self.config,
+            self.lead.lengths.scale,
+            longest=int(samples.lengths_N.max(initial=0)),
+            multiple=self.layout.token_multiple,
+            memory_cap=self.token_cap,
+        )
+
     def scatter(self, samples: Samples) -> list[list[MicroBatch]]:
         """This rank's mini-batches, each a list of packed micro-batches; a rank gets only its own share."""
         multiple = self.layout.token_multiple
@@ -181,6 +201,7 @@ class Trainer:
                 token_multiple=multiple,
                 micro_multiple=layout.micro_multiple,
                 at_least=layout.pp,
+                max_token_len=self.token_len(samples),
                 objective=balance_objective(self.config),
             )
             return [dump_share(share) for share in planned]

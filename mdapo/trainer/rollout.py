@@ -19,6 +19,7 @@ from mdapo.rewards.runner import RewardRunner, told
 from mdapo.rollout.ahead import AheadBatch
 from mdapo.rollout.dynamic_batch import Collected, DynamicBatch, Held
 from mdapo.rollout.engine import EngineError, SamplingParams
+from mdapo.rollout.lengths import Lengths
 from mdapo.rollout.sglang_engine import SGLangEngine
 from mdapo.rollout.short_prompts import short_prompts
 from mdapo.sync.compare import PROMPT_TOKENS, PROMPTS, TOKENS, Probed, probe
@@ -48,6 +49,9 @@ class Rollout(Protocol):
 
     @property
     def pusher(self) -> Pusher | None: ...
+
+    @property
+    def lengths(self) -> Lengths: ...
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected: ...
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]: ...
@@ -87,7 +91,7 @@ class LiveRollout:
         self.val = self._prompts(val, "validation", make, stop)[: config.data.val_limit or None] if val else []
         stream = PromptStream(self.train, seed=config.run.seed, shuffle=config.data.shuffle)
         self.rewards = RewardRunner(
-            config.reward, default=config.environment.name, every_turn=config.algorithm.turn_credit > 0
+            config.reward, default=config.environment.name, every_turn=config.algorithm.advantage.credit == "turn"
         )
         self.opened = self._run(open_engine(config, logs=journal.path / SERVERS, say=journal.say), stop)
         self.engine: Engine | None = self.opened.engine
@@ -106,6 +110,10 @@ class LiveRollout:
     @property
     def pusher(self) -> Pusher | None:
         return self.opened.pusher
+
+    @property
+    def lengths(self) -> Lengths:
+        return self.batch.talks.lengths
 
     def _prompts(self, files: list[str], kind: Kind, make: EnvironmentFactory, stop: StopSignal) -> list[Prompt]:
         prompts = load_prompts(files, self.config.data)
@@ -229,6 +237,7 @@ class Replay:
         assert config.debug.replay is not None
         given = Path(config.debug.replay)
         self.root, self.step = given.parent if given.name == "replay" else given, 0
+        self.lengths = Lengths(config)
         if not self._path(1).exists():
             raise UserError(f"debug.replay={given}: no recorded steps, {self._path(1)} is missing")
 
@@ -237,13 +246,15 @@ class Replay:
 
     def collect(self, *, version: int, stop: StopSignal) -> Collected:
         groups = load_groups_file(self._path(self.step + 1))
-        return Collected(groups=tuple(groups), stats={}, exhausted=not self._path(self.step + 2).exists())
+        stats = self.lengths.measure([episode for group in groups for episode in group.episodes])
+        return Collected(groups=tuple(groups), stats=stats, exhausted=not self._path(self.step + 2).exists())
 
     def evaluate(self, *, step: int, stop: StopSignal) -> dict[str, float]:
         return {}
 
     def trained(self, collected: Collected) -> None:
         self.step += 1
+        self.lengths.trained()
 
     def make_room(self) -> None:
         pass
@@ -258,10 +269,12 @@ class Replay:
         return Probed({}, {})
 
     def save(self, folder: Path) -> dict[str, Any]:
-        return {"step": self.step}
+        return {"step": self.step, "lengths": self.lengths.state()}
 
     def restore(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.step = int(state["step"])
+        if "lengths" in state:  # not in checkpoints of earlier versions
+            self.lengths.restore(state["lengths"])
 
     def close(self) -> None:
         pass

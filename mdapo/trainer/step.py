@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mdapo.data.batching import make_samples
 from mdapo.trainer.record import StepRecord, make_record
 from mdapo.types import NO_SAMPLES
 
@@ -22,7 +21,7 @@ def step(t: Trainer) -> StepRecord:
     with t.timers("collect"):
         collected = t.collect()
     with t.timers("batch"):
-        samples, credit = make_samples(collected.groups, t.config) if collected is not None else (NO_SAMPLES, {})
+        samples, credit = t.credited(collected) if collected is not None else (NO_SAMPLES, {})
         mini_batches = t.scatter(samples if t.trains else NO_SAMPLES)
     if mini_batches:
         t.make_room()

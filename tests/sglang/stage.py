@@ -69,7 +69,7 @@ def settings(folder: Path, *, mode: str, groups: int, n: int) -> Config:
         "data.train_prompt_bsz": str(groups),
         "data.gen_batch_size": str(groups),
         "actor.ppo_mini_batch_size": str(groups),
-        "algorithm.turn_credit": "0.0",
+        "algorithm.advantage.credit": "episode",
         "sync.mode": mode,
         "sync.dir": str(folder / "weights"),
         "sync.timeout_s": "300",

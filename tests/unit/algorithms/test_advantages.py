@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdapo.algorithms.advantages import EPS, Estimator, advantages, spread, turn_advantages
+from mdapo.algorithms.advantages import EPS, advantages, spread
 
 ESTIMATORS = ("group_norm", "group_mean", "rloo")
 GROUPS = st.lists(st.lists(st.integers(-8, 8).map(lambda i: i / 4), min_size=1, max_size=6), min_size=1, max_size=5)
@@ -108,60 +108,3 @@ def test_without_discount_every_model_token_gets_the_advantage() -> None:
     np.testing.assert_array_equal(spread(np.array([-0.3]), mask, length), np.float32(-0.3) * mask)
     last = np.array([0, 0, 0, 0, 0, 2, 0], np.float32)
     np.testing.assert_array_equal(spread(np.array([2.0]), mask, length, gamma=0.0), last)
-
-
-# Credit by turn.
-
-
-def test_a_turn_is_credited_with_what_was_gained_from_it_on() -> None:
-    """Two episodes of a group; the second gained all it has in its first turn and nothing after."""
-    values, before = np.array([1.0, 0.5]), [[0.0, 0.25], [0.0, 0.5]]
-    first, second = turn_advantages(values, before, np.array([7, 7]), estimator="group_mean")
-    np.testing.assert_allclose(first, [0.25, 0.375])  # gained 1.0 and 0.75, against 0.5 and 0.0
-    np.testing.assert_allclose(second, [-0.25, -0.375])
-
-
-def test_turns_are_compared_with_the_same_turn_of_the_same_group_only() -> None:
-    values = np.array([1.0, 0.0, 5.0, 3.0])
-    before = [[0.0], [0.0, 0.0], [0.0], [0.0]]
-    found = turn_advantages(values, before, np.array([0, 0, 1, 1]), estimator="group_norm")
-    assert [len(turns) for turns in found] == [1, 2, 1, 1]
-    half = 1 / np.sqrt(2)
-    np.testing.assert_allclose([turns[0] for turns in found], [half, -half, half, -half], rtol=1e-5)
-    assert found[1][1] == 0.0  # no other episode came so far
-
-
-def test_an_episode_that_is_not_valid_neither_gets_nor_changes_a_turns_credit() -> None:
-    values, before, group = np.array([1.0, 0.0, np.nan]), [[0.0], [0.0], [0.0]], np.zeros(3, int)
-    valid = np.array([True, True, False])
-    found = turn_advantages(values, before, group, estimator="group_mean", valid_N=valid)
-    np.testing.assert_allclose(np.concatenate(found), [0.5, -0.5, 0.0])
-
-
-def test_reinforce_plus_plus_compares_turns_over_the_whole_batch_each_token_once() -> None:
-    values, before, group = np.array([1.0, 0.0]), [[0.0], [0.0, -2.0]], np.array([0, 1])
-    tokens = [[3], [4, 1]]
-    found = turn_advantages(values, before, group, estimator="reinforce++", tokens=tokens)
-    gained, weights = np.array([1.0, 0.0, 2.0]), np.array([3, 4, 1])  # of other groups, of other turns
-    mean = np.average(gained, weights=weights)
-    std = np.sqrt(np.average((gained - mean) ** 2, weights=weights))
-    assert [len(turns) for turns in found] == [1, 2]
-    np.testing.assert_allclose(np.concatenate(found), (gained - mean) / (std + EPS), rtol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", ["group_norm", "group_mean", "rloo"])
-def test_tokens_of_a_turn_count_for_reinforce_plus_plus_only(estimator: Estimator) -> None:
-    values, before, group = np.array([1.0, 0.0]), [[0.0, 0.5], [0.0, 0.25]], np.zeros(2, int)
-    plain = turn_advantages(values, before, group, estimator=estimator)
-    counted = turn_advantages(values, before, group, estimator=estimator, tokens=[[9, 1], [1, 5]])
-    np.testing.assert_array_equal(np.concatenate(plain), np.concatenate(counted))
-
-
-@pytest.mark.parametrize("estimator", ["group_norm", "group_mean", "rloo", "reinforce++"])
-def test_with_one_turn_an_episode_turn_credit_is_the_episodes(estimator: Estimator) -> None:
-    rng = np.random.default_rng(0)
-    values, group = rng.normal(size=12), np.repeat([0, 1, 2], 4)
-    tokens = rng.integers(1, 9, size=12)
-    found = turn_advantages(values, [[0.0]] * 12, group, estimator=estimator, tokens=tokens[:, None].tolist())
-    episodes = advantages(values, group, estimator=estimator, tokens_N=tokens)
-    np.testing.assert_array_equal(np.concatenate(found), episodes)

@@ -72,6 +72,13 @@ def test_sources_name_the_place_of_each_key(good: Path) -> None:
         ("actor.optim.lr=1", "unknown key, did you mean actor.lr?"),
         ("batch_size=1", "unknown key, did you mean data.train_prompt_bsz?"),
         ("rollout.max_tokens=1", "unknown key, did you mean rollout.max_response_len?"),
+        (
+            "algorithm.turn_credit=0.5",
+            "unknown key, did you mean algorithm.advantage.credit and algorithm.advantage.turn_share?",
+        ),
+        ("reward.overlong_buffer_cfg.len=long", "must be a whole number, or auto, not text 'long'"),
+        ("reward.overlong_buffer_cfg.len=0", "must be at least 1, or auto, not 0"),
+        ("actor.share_prefix=no", "must be auto, or true or false, not text 'no'"),
         ("rollout.n=1", "unknown key, did you mean rollout.n_resp_per_prompt?"),
         ("num_generations=1", "unknown key, did you mean rollout.n_resp_per_prompt?"),
         (

@@ -62,6 +62,7 @@ def good(tmp_path: Path) -> Path:
         ("rollout.mode=partial algorithm.filter_groups.carry_over=false", "algorithm.filter_groups.carry_over: false"),
         ("rollout.over_sampling=0.5", "rollout.over_sampling: must be at least 1"),
         ("algorithm.rollout_correction.rollout_rs=token", "algorithm.rollout_correction.rollout_rs_threshold: must be"),
+        ("algorithm.gamma=0.9 algorithm.advantage.credit=turn", "algorithm.gamma: 0.9 is the discount of"),
         ("algorithm.rollout_correction.rollout_is_threshold=0.9", "algorithm.rollout_correction.rollout_is_thres"),
         ("rollout.n_resp_per_prompt=1", "rollout.n_resp_per_prompt: 1 leaves group_norm nothing to compare"),
         ("rollout.n_resp_per_prompt=1 algorithm.name=rloo", "rollout.n_resp_per_prompt: 1 leaves rloo nothing"),
@@ -114,6 +115,7 @@ def test_a_contradiction_is_named_with_its_numbers(good: Path, overrides: str, s
         "rollout.engine=sglang rollout.urls=['http://h:1'] sync.mode=disk sync.dir=/x",
         "parallel.pipeline=2 parallel.virtual_pipeline=2",
         "run.name=v1.2-a_b+c=d",
+        "algorithm.gamma=0.9 algorithm.advantage.credit=turn algorithm.advantage.turn_share=0.5",
     ],
 )
 def test_what_just_fits_is_let_through(good: Path, overrides: str) -> None:

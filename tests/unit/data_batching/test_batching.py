@@ -375,7 +375,9 @@ def test_each_turn_carries_its_share_of_its_own_credit_and_the_rest_of_the_episo
         for e, before in zip(plain.episodes, values, strict=True)
         if e.score is not None
     )
-    samples, _ = make_samples([replace(plain, episodes=episodes)], config(algorithm={"turn_credit": 0.5}))
+    samples, _ = make_samples(
+        [replace(plain, episodes=episodes)], config(algorithm={"advantage": {"credit": "turn", "turn_share": 0.5}})
+    )
     first = samples[0].advantages[samples[0].response_mask]
     # episode: 0.5; turns gained 1.0 and 0.25 against 0 and 0
     np.testing.assert_allclose(first, [0.5] * 3 + [0.5 * 0.5 + 0.5 * 0.125] * 2)
@@ -390,7 +392,19 @@ def test_turns_of_reinforce_plus_plus_count_by_their_tokens() -> None:
         for e in plain.episodes
         if e.score is not None
     )
-    algorithm = {"name": "reinforce++", "advantage_estimator": "reinforce++", "turn_credit": 1.0}
+    algorithm = {"name": "reinforce++", "advantage_estimator": "reinforce++", "advantage": {"credit": "turn"}}
     samples, _ = make_samples([replace(plain, episodes=episodes)], config(algorithm=algorithm))
     credit = np.concatenate([s.advantages[s.response_mask] for s in samples])
     np.testing.assert_allclose([credit.mean(), credit.std()], [0.0, 1.0], atol=1e-5)  # over the tokens of the batch
+
+
+def test_a_step_may_have_a_cap_of_its_own() -> None:
+    cfg = config(actor={"ppo_max_token_len": 20})
+    samples, _ = make_samples([group("a", [1, 0, 1, 0], [9, 9, 9, 9])], cfg)
+    most = [
+        max(batch.num_tokens for mini in micro_batches(share, cfg) for batch in mini)
+        for share in (*plan_shares(samples, cfg, dp=1), *plan_shares(samples, cfg, dp=1, max_token_len=40))
+    ]
+    assert most[0] <= 20 < most[1] <= 40
+    with pytest.raises(UserError, match="a micro-batch may have 10"):
+        plan_shares(samples, cfg, dp=1, max_token_len=10)
